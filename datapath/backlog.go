@@ -10,32 +10,32 @@ import (
 )
 
 const (
-	// leastBacklog are the octets that may wait for a QP however slow it is.
+	// leastBacklog is how many octets may always wait for a QP, however slow the QP is.
 	leastBacklog = 256 << 10
-	// unknownBacklog is the bound while the rate of the QP is not known.
+	// unknownBacklog is the bound in octets while the rate of the QP is not known.
 	unknownBacklog = 4 << 20
-	// backlogPart is the part of a second's octets that may wait, 100 ms: CoDel's
-	// interval, so that it can act before the bound does.
+	// backlogPart divides the octets that a QP drains in a second: those of 100 ms may wait. That
+	// is CoDel's interval, so CoDel can act before the bound does.
 	backlogPart = 10
-	// dropAtOnce is how many octets of the fattest flow go together when too much
-	// waits: a flood costs one search for several packets, and TCP loses one.
+	// dropAtOnce is how many octets of the fattest flow are dropped together when too much waits. A
+	// flood then costs one search for several packets, and TCP loses them in one place.
 	dropAtOnce = 8 << 10
 )
 
-// A backlog is what waits in front of all QPs. What may be posted to a QP is bounded
-// ([sendLimit]); the rest waits here, by flow, so that a destination that takes
-// nothing costs the others nothing but buffers, of which it gets a share.
+// A backlog holds the packets that wait in front of a thread's QPs. [sendLimit] bounds what may be
+// posted to a QP; the rest waits here, by flow. A destination that takes nothing then costs the
+// others nothing but buffers, of which it gets a share.
 //
-// Its lock is held for no longer than it takes to move a packet within it, and
-// never while anything is posted.
+// Its lock is held only while a packet moves within the backlog, and never while anything is
+// posted.
 type backlog struct {
 	seed seed
 
 	mu    sync.Mutex
 	s     *fqcodel.Scheduler
-	items []sendItem // by slot: those that wait
-	drops []int32    // for the moment
-	large int32      // that of the pool
+	items []sendItem // by slot: the packets that wait
+	drops []int32    // scratch space of enqueue
+	large int32      // sendPool.large: slots below it are large
 }
 
 func newBacklog(p *sendPool) backlog {
@@ -44,8 +44,8 @@ func newBacklog(p *sendPool) backlog {
 		drops: make([]int32, 0, n), large: p.large}
 }
 
-// hash is of the flow of an IP packet (RFC 8290 section 4.1.1): addresses, protocol
-// and ports.
+// hash returns the hash of an IP packet's flow (RFC 8290 section 4.1.1): addresses, protocol and
+// ports.
 func (b *backlog) hash(pkt []byte) uint32 {
 	f, ok := ip.FlowOf(pkt, rtnl.WithPorts)
 	switch {
@@ -57,7 +57,8 @@ func (b *backlog) hash(pkt []byte) uint32 {
 	return b.seed.flow6(flow6{key6Of(pkt[24:40]), key6Of(pkt[8:24]), restOf(f)})
 }
 
-// bound returns how many octets may wait for q: what it drains in 100 ms.
+// bound returns how many octets may wait for q: what q drains in 100 ms, but at least
+// leastBacklog, and unknownBacklog while its rate is not known.
 func (q *sendQ) bound() int {
 	rate := int(q.rate.Load())
 	if rate == 0 {
@@ -66,7 +67,7 @@ func (q *sendQ) bound() int {
 	return max(leastBacklog, rate/backlogPart)
 }
 
-// transmit posts items on q, and has wait what there is no room for.
+// transmit posts items on q. Those that q has no room for wait.
 func (l *thread) transmit(q *sendQ, items []sendItem, w *work, now int64) {
 	again := false
 	if q.waiting.Load() == 0 && q.turns.CompareAndSwap(0, 1) {
@@ -82,8 +83,8 @@ func (l *thread) transmit(q *sendQ, items []sendItem, w *work, now int64) {
 	}
 }
 
-// postNow posts what there is room for and drops what can never be posted; it
-// returns what is left.
+// postNow posts items while q has room, drops those that can never be posted, and returns the
+// rest.
 func (l *thread) postNow(q *sendQ, items []sendItem, w *work, now int64) []sendItem {
 	for len(items) > 0 && q.hasRoom() {
 		n := q.fitting(items)
@@ -104,7 +105,8 @@ func (l *thread) postNow(q *sendQ, items []sendItem, w *work, now int64) []sendI
 	return items
 }
 
-// fitting returns how many of items the limit in octets allows, one at least.
+// fitting returns how many of items may be posted by the limit in octets: at least one, at most
+// batchLen.
 func (q *sendQ) fitting(items []sendItem) int {
 	room := q.mayHave.Load() - q.inOctets.Load()
 	n := 0
@@ -115,7 +117,7 @@ func (q *sendQ) fitting(items []sendItem) int {
 	return n
 }
 
-// enqueue has items wait for q. What is too much is dropped, of the flow that has
+// enqueue lets items wait for q. If too much waits then, it drops packets of the flow that has
 // most waiting.
 func (l *thread) enqueue(q *sendQ, items []sendItem, now int64) {
 	b := &l.backlog
@@ -148,9 +150,9 @@ func (l *thread) enqueue(q *sendQ, items []sendItem, now int64) {
 	l.c.TxWaited.Add(uint64(len(items)))
 }
 
-// tooMany reports whether q holds more buffers of a kind than are left for all others:
-// then dead peers, however many, never take the last one (the dynamic threshold of
-// shared-memory switches; Choudhury and Hahne, 1998).
+// tooMany reports whether more buffers of one kind, large or small, wait for q than are free for
+// all others. Dead peers, however many, then never take the last buffer (the dynamic threshold of
+// shared-memory switches; Choudhury and Hahne, 1998). Posted buffers count as large ones.
 func (q *sendQ) tooMany(p *sendPool) bool {
 	large, small := p.freeSlots()
 	mine := int(q.large)
@@ -165,8 +167,8 @@ func (b *backlog) left(q *sendQ, slot int32) {
 	b.items[slot].path = nil
 }
 
-// pump posts what waits for q as far as there is room. If somebody else is at it, he
-// looks again. l.hand is held.
+// pump posts what waits for q as far as there is room. If another goroutine is doing that already,
+// pump returns and the other looks again. Some thread's hand is held for reading.
 func (l *thread) pump(q *sendQ, w *work, now int64) {
 	if q.waiting.Load() == 0 || q.turns.Add(1) != 1 {
 		return
@@ -202,8 +204,9 @@ func (l *thread) pumpBatch(q *sendQ, w *work, now int64) (more bool) {
 	return true
 }
 
-// dequeue fills w.items with packets whose turn it is, as many as may be posted, and
-// w.moved with those that do not go by UD any more.
+// dequeue fills w.items with the packets whose turn it is, as many as may be posted, and returns
+// their number. It fills w.moved with packets of the UD QP whose paths do not lead to that QP any
+// more. It frees those that CoDel drops.
 func (l *thread) dequeue(q *sendQ, w *work, now int64) (n int) {
 	b := &l.backlog
 	w.dropped, w.moved = w.dropped[:0], w.moved[:0]
@@ -246,7 +249,7 @@ func (l *thread) dequeue(q *sendQ, w *work, now int64) (n int) {
 	return n
 }
 
-// abandon sends what waits for q, which was closed, where its paths lead now.
+// abandon sends what waits for q, which was closed, to where its paths lead now.
 func (l *thread) abandon(q *sendQ) {
 	b := &l.backlog
 	b.mu.Lock()
@@ -266,8 +269,8 @@ func (l *thread) abandon(q *sendQ) {
 	l.hand.RUnlock()
 }
 
-// reroute has packets that waited for q wait for where their paths lead. Those that
-// cannot go there are dropped. l.hand is held.
+// reroute takes packets that waited for q and lets each wait for the QP that its path leads to
+// now. It drops packets that cannot go there. Some thread's hand is held for reading.
 func (l *thread) reroute(q *sendQ, items []sendItem, w *work, now int64) {
 	for i := range items {
 		it := &items[i]
@@ -298,7 +301,7 @@ func (l *thread) reroute(q *sendQ, items []sendItem, w *work, now int64) {
 	}
 }
 
-// dropItems drops items for a reason.
+// dropItems drops items and counts them in reason.
 func (l *thread) dropItems(items []sendItem, reason *atomic.Uint64) {
 	for i := range items {
 		if p := items[i].path; p != nil {

@@ -19,7 +19,7 @@ const (
 
 const minIPv4, minIP6 = ip.V4HeaderLen, ip.V6HeaderLen
 
-// ipType returns the type of header that pkt needs, 0 if it is not IP.
+// ipType returns the type for the encapsulation header of pkt, 0 if pkt is not IP.
 func ipType(pkt []byte) encap.EtherType {
 	if len(pkt) < minIPv4 {
 		return 0
@@ -35,14 +35,14 @@ func ipType(pkt []byte) encap.EtherType {
 	return 0
 }
 
-// isMulticast4 is true of groups and the limited broadcast, which no route may
-// lead to a connection. Subnet broadcasts cannot be told by the address.
+// isMulticast4 reports whether dst is a multicast group or the limited broadcast. Packets to these
+// never take a connection. A subnet broadcast cannot be told by the address.
 func isMulticast4(dst []byte) bool {
 	return dst[0]>>4 == 0xe || dst[0]&dst[1]&dst[2]&dst[3] == 0xff
 }
 
-// isGroup reports whether an IP packet from the fabric is multicast or broadcast;
-// of subnet broadcasts it knows those of SetBroadcasts.
+// isGroup reports whether an IP packet is multicast or broadcast. It knows the subnet broadcasts
+// of SetBroadcasts only.
 func (l *Loop) isGroup(t encap.EtherType, pkt []byte) bool {
 	if t == encap.IPv6 {
 		return pkt[24] == 0xff
@@ -59,7 +59,7 @@ func (l *Loop) isGroup(t encap.EtherType, pkt []byte) bool {
 	return found
 }
 
-// toMulticast reports whether pkt must not take a connection.
+// toMulticast reports whether pkt must not take a connection because of its destination.
 func toMulticast(t encap.EtherType, pkt []byte) bool {
 	if t == encap.IPv4 {
 		return isMulticast4(pkt[16:20])
@@ -67,8 +67,8 @@ func toMulticast(t encap.EtherType, pkt []byte) bool {
 	return pkt[24] == 0xff
 }
 
-// isControl reports whether a packet from the TUN is for the control plane to
-// see before anyone else: IGMP, MLD and ND.
+// isControl reports whether a packet from the TUN is IGMP, MLD or ND. Such a packet goes to the
+// control plane only.
 func isControl(pkt []byte, t encap.EtherType) bool {
 	if t == encap.IPv4 {
 		return pkt[9] == ip.ProtoIGMP

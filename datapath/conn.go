@@ -14,13 +14,13 @@ import (
 // A Conn is a connected QP with the buffers of its queues.
 type Conn struct {
 	loop      *Loop
-	th        *thread // it belongs to for life
+	th        *thread // the thread that it belongs to for life
 	transport ib.Transport
 	q         *sendQ
 
-	// Its own receive ring, nil with the shared one.
+	// recv is its own receive ring, nil if it uses the shared one.
 	recv *recvPool
-	back reposter // under rxSide.mu of the connected side
+	back reposter // under th.conn.mu
 
 	closeOnce sync.Once
 	closeErr  error
@@ -29,7 +29,7 @@ type Conn struct {
 	lastRx                        atomic.Int64
 }
 
-// Health says how the connection fares, if the provider does.
+// Health returns the health of the connection. ok is false if the provider does not monitor it.
 func (c *Conn) Health() (h verbs.Health, ok bool) {
 	if m, monitored := c.q.qp.(verbs.Monitored); monitored {
 		return m.Health()
@@ -87,7 +87,7 @@ func (l *Loop) NewConn(t ib.Transport, recvMTU int) (*Conn, error) {
 // QP returns the queue pair, for its QPN and Modify.
 func (c *Conn) QP() verbs.QP { return c.q.qp }
 
-// Thread returns the data thread that c belongs to, from 0 on.
+// Thread returns the index of the data thread that c belongs to, from 0 on.
 func (c *Conn) Thread() int { return c.th.index }
 
 // Transport returns RC or UC.
@@ -105,9 +105,9 @@ func (c *Conn) PostRecvs() error {
 	return nil
 }
 
-// Close destroys the QP and takes its buffers back. Paths must lead elsewhere
-// by then: packets that wait follow them, and one that still finds c is dropped
-// and counted. Closing twice is no error.
+// Close destroys the QP and takes its buffers back. Paths must lead elsewhere by then. Waiting
+// packets follow their paths; a packet that still takes c is dropped and counted. Closing twice is
+// no error.
 func (c *Conn) Close() error {
 	c.closeOnce.Do(func() {
 		l := c.loop
@@ -117,7 +117,7 @@ func (c *Conn) Close() error {
 		l.mu.Unlock()
 		c.closeErr = c.q.close()
 		c.th.abandon(c.q)
-		// Between these no handler looks into the ring, and none finds it later.
+		// While conn.mu is held no handler looks into the ring. Later none finds it.
 		c.th.conn.mu.Lock()
 		c.freeRing()
 		c.th.conn.mu.Unlock()
@@ -135,20 +135,22 @@ func (c *Conn) freeRing() {
 
 // ConnCounters are the counts of one connection.
 type ConnCounters struct {
-	TxPackets, TxOctets uint64 // IP packets posted, and their octets
-	TxErrors            uint64 // completed with an error, flushes not included
+	TxPackets, TxOctets uint64 // messages posted, and their octets without header
+	TxErrors            uint64 // requests completed with an error, flushes not included
 	TxFlushed           uint64
-	QueueFull           uint64 // dropped because too much waited
-	Late                uint64 // dropped by CoDel
-	Marked              uint64 // marked by CoDel
-	Queued              int    // posted and not completed
-	QueuedOctets        int    // of those, headers included
+	QueueFull           uint64 // packets dropped because too much waited
+	Late                uint64 // packets dropped by CoDel
+	Marked              uint64 // packets marked by CoDel
+	Queued              int    // messages posted and not completed
+	QueuedOctets        int    // octets of those messages, headers included
 	QueuedLimit         int    // octets that may be posted at the moment
 	Backlog             int    // packets that wait to be posted
-	DrainRate           int    // octets per second when it was behind last; 0: it never was
+	// DrainRate is the highest rate of late in octets per second, measured while the limit held
+	// packets back. Zero means that it was not measured.
+	DrainRate           int
 	RxPackets, RxOctets uint64
 	RxErrors            uint64
-	LastTx, LastRx      time.Time // exact to a batch; zero means never
+	LastTx, LastRx      time.Time // exact to a batch; the zero Time means never
 	LastError           verbs.Status
 }
 
@@ -167,8 +169,8 @@ func (c *Conn) Counters() ConnCounters {
 	}
 }
 
-// RecvMemory returns the octets of all receive rings that connections hold
-// beside the shared receive queue.
+// RecvMemory returns the octets of the receive rings that belong to single connections. The shared
+// receive buffers are not counted.
 func (l *Loop) RecvMemory() int { return int(l.recvMemory.Load()) }
 
 func timeOf(ns int64) time.Time {

@@ -11,9 +11,8 @@ import (
 // connParts is how many parts a connTable has.
 const connParts = 64
 
-// A connTable is the connections by QPN. Completion handlers read it without a lock, so
-// what changes is copied; it has parts, for that not to be all of it with each
-// connection that comes or goes.
+// A connTable finds connections by QPN. Completion handlers read it without a lock, so a change
+// copies the map that it changes. The table has parts so that a change copies one part only.
 type connTable [connParts]atomic.Pointer[map[ib.QPN]*Conn]
 
 func (t *connTable) get(q ib.QPN) *Conn {
@@ -23,8 +22,8 @@ func (t *connTable) get(q ib.QPN) *Conn {
 	return nil
 }
 
-// set makes c the connection of q; with nil there is none. One goroutine may call it at a
-// time.
+// set makes c the connection of q, or removes q's connection if c is nil. Only one goroutine may
+// call it at a time.
 func (t *connTable) set(q ib.QPN, c *Conn) {
 	m := map[ib.QPN]*Conn{}
 	if old := t[q%connParts].Load(); old != nil {

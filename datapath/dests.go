@@ -12,20 +12,21 @@ import (
 	"ipoibcm/wire/ip"
 )
 
-// destMaxAge is how long an answer of the kernel counts as fresh. Some changes
-// of routes cause no event, so that nothing else would end it.
+// destMaxAge is how long an answer of the kernel counts as fresh. Some changes of routes cause no
+// event; without an age their old answers would stay fresh.
 const destMaxAge = 30 * time.Second
 
-// A mark says when an entry was made fresh: a time in ticks of 16.8 ms, and the
-// generation of the cache at that time.
+// A mark says when an entry was made fresh: the time in ticks of 16.8 ms, and the generation of
+// the cache at that time.
 type mark uint64
 
 const (
-	genBits      = 26 // the lowest ones
-	genMask      = 1<<genBits - 1
-	tickShift    = 24
-	maxAgeTicks  = int64(destMaxAge >> tickShift)
-	maxSkewTicks = int64(time.Second >> tickShift) // readings of two threads may be the wrong way round
+	genBits     = 26 // the lowest bits of a mark
+	genMask     = 1<<genBits - 1
+	tickShift   = 24
+	maxAgeTicks = int64(destMaxAge >> tickShift)
+	// Two threads may read the clock in one order and use the times in the other.
+	maxSkewTicks = int64(time.Second >> tickShift)
 )
 
 // newMark returns the mark of an entry that is fresh at now, in nanoseconds.
@@ -33,7 +34,7 @@ func newMark(now int64, gen uint32) mark {
 	return mark(now>>tickShift)<<genBits | mark(gen&genMask)
 }
 
-// stale reports whether the entry is to be asked about.
+// stale reports whether the entry with mark m is old: too long ago, or of another generation.
 func (m mark) stale(now int64, gen uint32) bool {
 	if uint32(m)&genMask != gen&genMask {
 		return true
@@ -42,8 +43,7 @@ func (m mark) stale(now int64, gen uint32) bool {
 	return age > maxAgeTicks || age < -maxSkewTicks
 }
 
-// Keys of the cache. Most packets are looked up by destination alone, so that
-// costs no more than it must.
+// Keys of the cache. Most packets are looked up by destination alone, so these keys are small.
 type (
 	key4  uint32                  // an IPv4 destination
 	key6  struct{ hi, lo uint64 } // an IPv6 destination
@@ -57,7 +57,7 @@ type (
 	}
 )
 
-// restOf packs the fields that are no address.
+// restOf packs the fields of f that are no addresses.
 func restOf(f rtnl.Flow) uint64 {
 	return uint64(f.TOS)<<40 | uint64(f.Proto)<<32 | uint64(f.SrcPort)<<16 | uint64(f.DstPort)
 }
@@ -68,14 +68,13 @@ func key6Of(b []byte) key6 { return key6{binary.BigEndian.Uint64(b), binary.BigE
 func addr4(a netip.Addr) key4 { b := a.As4(); return key4Of(b[:]) }
 func addr6(a netip.Addr) key6 { b := a.As16(); return key6Of(b[:]) }
 
-// A seed makes hashes that nobody else can foresee: whose packets we forward
-// chooses destinations, and must not be able to choose their chain.
+// A seed makes hashes that nobody else can foresee. Whoever sends packets through us chooses their
+// destinations, but must not be able to choose their chain.
 //
-// Words of 32 bits are multiplied in pairs and added, so that two keys have the
-// same sum with a chance of 2^-32 at most, whichever keys they are (Thorup, "High
-// speed hashing for integers and strings", arXiv:1504.06804, section 3). Sums of
-// addresses in a row are still in a row, and might crowd into few slots; mix
-// spreads them.
+// Words of 32 bits are multiplied in pairs and added, so that two keys have the same sum with a
+// chance of 2^-32 at most, whichever keys they are (Thorup, "High speed hashing for integers and
+// strings", arXiv:1504.06804, section 3). Sums of addresses in a row are still in a row, and might
+// crowd into few slots; mix spreads them.
 type seed [12]uint64
 
 func newSeed() (s seed) {
@@ -87,10 +86,10 @@ func newSeed() (s seed) {
 	return s
 }
 
-// pair adds one pair of words to a hash.
+// pair returns what one pair of words, x, adds to a hash.
 func (s *seed) pair(i int, x uint64) uint64 { return (s[i] + x>>32) * (s[i+1] + x&0xffffffff) }
 
-// mix makes a hash of a sum.
+// mix makes a hash from a sum.
 func (s *seed) mix(h uint64) uint32 {
 	h += s[10]
 	h = (h ^ h>>32) * (s[11] | 1)
@@ -108,9 +107,9 @@ func (s *seed) flow6(k flow6) uint32 {
 	return s.mix(h + s.pair(8, k.rest))
 }
 
-// dests is the destination cache: which path a packet takes, by exactly those of
-// its fields that decide the next hop. What packets to multicast groups and the
-// limited broadcast are looked up by is always their destination.
+// dests is the destination cache: it gives the path of a packet by exactly those fields that
+// decide the next hop. Packets to multicast groups and the limited broadcast are always looked up
+// by destination alone.
 type dests struct {
 	fields rtnl.Fields
 	seed   seed
@@ -131,8 +130,8 @@ func newDests(f rtnl.Fields) *dests {
 	return c
 }
 
-// lookup returns the path of pkt, whose header of type t is whole, and the mark
-// of its entry; nil if there is none.
+// lookup returns the path of pkt, whose header of type t is whole, and the mark of its entry. Both
+// are nil if there is no entry.
 func (c *dests) lookup(t encap.EtherType, pkt []byte) (*Path, *atomic.Uint64) {
 	switch {
 	case t == encap.IPv4 && (c.fields == rtnl.DstOnly || isMulticast4(pkt[16:20])):
@@ -151,7 +150,7 @@ func (c *dests) lookup(t encap.EtherType, pkt []byte) (*Path, *atomic.Uint64) {
 	return nil, nil
 }
 
-// lookupFlow is lookup by more than the destination.
+// lookupFlow is lookup by more fields than the destination.
 func (c *dests) lookupFlow(t encap.EtherType, pkt []byte) (*Path, *atomic.Uint64) {
 	f, _ := ip.FlowOf(pkt, c.fields)
 	if t == encap.IPv4 {
@@ -168,8 +167,8 @@ func (c *dests) lookupFlow(t encap.EtherType, pkt []byte) (*Path, *atomic.Uint64
 	return nil, nil
 }
 
-// isGroup is what lookup sees in a packet to a. An IPv4-mapped IPv6 address is no
-// group.
+// isGroup reports whether lookup takes a for a multicast group or the limited broadcast. An
+// IPv4-mapped IPv6 address is no group.
 func isGroup(a netip.Addr) bool {
 	if a.Is4() {
 		b := a.As4()
@@ -178,7 +177,7 @@ func isGroup(a netip.Addr) bool {
 	return a.As16()[0] == 0xff
 }
 
-// A change is what the writer does with one entry.
+// A change says what change does with an entry.
 type change uint8
 
 const (
@@ -187,8 +186,8 @@ const (
 	destStale
 )
 
-// change applies to the entry of f, whose form must be what packets are looked
-// up by. It reports whether it did anything.
+// change applies op to the entry of f and reports whether it did anything. f must have exactly the
+// fields that its packets are looked up by.
 func (c *dests) change(op change, f rtnl.Flow, p *Path, m mark) bool {
 	if !f.Dst.IsValid() {
 		return false
@@ -224,14 +223,14 @@ func apply[K comparable](t *hashTable[K], op change, k K, p *Path, m mark) bool 
 	return true
 }
 
-// The functions below are for one goroutine at a time, whereas the TUN reader
-// looks up meanwhile. A flow that is not as [Loop.ResetDests] says packets are
-// looked up by is refused: nothing would find it.
+// Only one goroutine at a time may call the functions below that change the cache; TUN readers
+// look up meanwhile. A flow that has other fields than [Loop.ResetDests] set is refused: no lookup
+// would find it.
 
-// SetDest makes packets of flow take p from now on and counts the entry as
-// fresh. After 30 s, or when StaleDest or StaleAll says so, packets still take p,
-// but a TXStale frame goes up with the next of them, and again each 30 s until
-// SetDest is called again.
+// SetDest makes packets of flow take p from now on and counts the entry as fresh. It reports
+// whether flow was accepted. After 30 s, or when StaleDest or StaleAll says so, packets still take
+// p, but a TXStale frame goes up with the next of them, and again each 30 s until SetDest is
+// called again.
 func (l *Loop) SetDest(flow rtnl.Flow, p *Path) bool {
 	if p == nil {
 		panic("datapath: destination without path")
@@ -240,32 +239,33 @@ func (l *Loop) SetDest(flow rtnl.Flow, p *Path) bool {
 	return c.change(destSet, flow, p, newMark(nanotime(), c.gen.Load()))
 }
 
-// DelDest removes the entry of flow. Its packets go up as TXNoRoute.
+// DelDest removes the entry of flow, and reports whether there was one. Its packets go up as
+// TXNoRoute then.
 func (l *Loop) DelDest(flow rtnl.Flow) bool {
 	return l.dests.Load().change(destDel, flow, nil, 0)
 }
 
-// StaleDest makes the entry of flow stale.
+// StaleDest makes the entry of flow stale, and reports whether there is one.
 func (l *Loop) StaleDest(flow rtnl.Flow) bool {
 	c := l.dests.Load()
 	return c.change(destStale, flow, nil, newMark(nanotime(), c.gen.Load()-1))
 }
 
-// StaleAll makes all entries stale, at the cost of one.
+// StaleAll makes all entries stale, at the cost of changing one.
 func (l *Loop) StaleAll() { l.dests.Load().gen.Add(1) }
 
-// ResetDests removes all entries and has packets looked up by f from now on. It
-// is [rtnl.DstOnly] at first.
+// ResetDests removes all entries and has packets looked up by f from now on. A new Loop looks them
+// up by [rtnl.DstOnly].
 func (l *Loop) ResetDests(f rtnl.Fields) { l.dests.Store(newDests(f)) }
 
 // DestStats says how full the destination cache is.
 type DestStats struct {
 	Fields     rtnl.Fields // what packets are looked up by
 	IPv4, IPv6 int         // entries
-	Slots      int         // of the hash tables
+	Slots      int         // slots of the hash tables
 }
 
-// Dests returns how full the destination cache is, from any goroutine.
+// Dests returns how full the destination cache is. Any goroutine may call it.
 func (l *Loop) Dests() DestStats {
 	c := l.dests.Load()
 	return DestStats{
@@ -277,8 +277,8 @@ func (l *Loop) Dests() DestStats {
 	}
 }
 
-// askAgain sends a TXStale frame up for the entry with mark at, which was m when
-// pkt found it stale. One of all that find it so does.
+// askAgain sends a TXStale frame up for the entry whose mark at was m when pkt found it stale. If
+// several threads find the entry stale, only one sends the frame.
 func (l *Loop) askAgain(at *atomic.Uint64, m mark, t encap.EtherType, pkt []byte, p *Path, now int64, gen uint32) {
 	asked := newMark(now, gen)
 	if !at.CompareAndSwap(uint64(m), uint64(asked)) {

@@ -9,45 +9,45 @@ import (
 )
 
 const (
-	// While more than filterAfter datagrams are refused within filterWindow, the provider
-	// drops them before they reach it, if it can. It goes on until fewer than
-	// filterUntil came in a second, for filterRest in a row.
+	// A flood begins when filterAfter datagrams have been refused within filterWindow. A provider
+	// that can then drops datagrams of unknown sources itself. The flood ends when filterRest looks
+	// in a row estimate fewer than filterUntil of those datagrams a second.
 	filterAfter  = 500
 	filterWindow = int64(100 * time.Millisecond)
 	filterUntil  = 2500
 	filterRest   = 8
 
-	// filterEvery is how often the provider is told anew, and the next slice of those that
-	// nobody knows has its turn; filterSoonest is the least time between two.
+	// filterEvery is how often the provider gets a new list of sources, and admits the next slice
+	// of the unknown ones. filterSoonest is the least time between two lists.
 	filterEvery   = 250 * time.Millisecond
 	filterSoonest = 20 * time.Millisecond
 
-	// Returning senders have come twice within seconds, and not more than their share. They
-	// are forgotten after returningFor.
+	// A returning sender has come twice within seconds, within its share. It is forgotten when
+	// returningFor has passed since it came last.
 	maxReturning = 1024
 	returningFor = int64(10 * time.Second)
 )
 
-// A floodFilter decides which sources of UD data pass below the provider during a flood. It belongs
-// to a dataLimits, and is under its lock.
+// A floodFilter decides which sources' UD data the provider lets through during a flood. It
+// belongs to a dataLimits, whose lock guards it.
 type floodFilter struct {
-	again chan struct{} // holds at most one: a flood has begun, or what is known has changed
+	again chan struct{} // holds at most one element: a flood has begun, or the known sources have changed
 
 	on        bool
 	met       *ratelimit.Memory
 	returning map[udPeer]*returningSender
-	unknown   int   // datagrams of others since the last look
-	looked    int64 // when that was
-	calm      int   // looks in a row that found few
+	unknown   int   // datagrams of sources that are neither known nor returning, since looked
+	looked    int64 // when unknown was evaluated last
+	calm      int   // evaluations in a row that found few
 
-	window  int64 // its begin
-	refusal int   // datagrams refused in it
+	window  int64 // when the present window began
+	refusal int   // datagrams refused in the window
 }
 
 // A returningSender is a source that nobody here sends to by UD and that keeps on sending.
 type returningSender struct {
-	at   int64 // when it was seen last
-	over int64 // the second in which it had more than its share
+	at   int64 // when a datagram of it came last
+	over int64 // the last second in which it sent more than its share
 }
 
 func newFloodFilter() floodFilter {
@@ -55,7 +55,7 @@ func newFloodFilter() floodFilter {
 		returning: map[udPeer]*returningSender{}}
 }
 
-// lookAgain wakes whoever tells the provider.
+// lookAgain wakes the goroutine of keepFloodFilter.
 func (f *floodFilter) lookAgain() {
 	select {
 	case f.again <- struct{}{}:
@@ -63,7 +63,7 @@ func (f *floodFilter) lookAgain() {
 	}
 }
 
-// refused counts a datagram that was.
+// refused counts a datagram that was refused, and wakes keepFloodFilter when a flood begins.
 func (f *floodFilter) refused(now int64) {
 	if age := now - f.window; age >= filterWindow || age < 0 {
 		f.window, f.refusal = now, 0
@@ -73,12 +73,13 @@ func (f *floodFilter) refused(now int64) {
 	}
 }
 
-// flooded reports whether there is a flood at time now that is worth a filter.
+// flooded reports whether at time now there is a flood for the provider to filter.
 func (f *floodFilter) flooded(now int64) bool {
 	return f.refusal >= filterAfter && now-f.window < 2*filterWindow
 }
 
-// saw takes in a datagram of a source that we send nothing to, which may have had its share.
+// saw notes a datagram of a source that we send nothing to by UD, if the filter is on. inShare
+// says whether it was within its source's share.
 func (f *floodFilter) saw(now int64, k udPeer, inShare bool) {
 	if !f.on {
 		return
@@ -97,13 +98,14 @@ func (f *floodFilter) saw(now int64, k udPeer, inShare bool) {
 	}
 }
 
-// begin makes it work.
+// begin switches the filter on.
 func (f *floodFilter) begin(now int64) {
 	f.on, f.calm, f.unknown, f.looked = true, 0, 0, now
 	clear(f.returning)
 }
 
-// look appends the returning senders to known at time now, and reports whether the flood goes on.
+// look appends the returning senders to known, except those that sent more than their share in
+// this second. It reports whether the flood goes on, and switches the filter off if not.
 func (f *floodFilter) look(now int64, known []verbs.DatagramSource) ([]verbs.DatagramSource, bool) {
 	if since := now - f.looked; since >= int64(filterEvery) {
 		if int64(f.unknown)*verbs.FloodSlices*int64(time.Second) < filterUntil*since {
@@ -128,7 +130,7 @@ func (f *floodFilter) look(now int64, known []verbs.DatagramSource) ([]verbs.Dat
 	return known, true
 }
 
-// known returns those that we send to by UD.
+// known returns the peers' UD QPs that we send to.
 func (u *udPeers) known() []verbs.DatagramSource {
 	u.mu.RLock()
 	defer u.mu.RUnlock()
@@ -139,7 +141,7 @@ func (u *udPeers) known() []verbs.DatagramSource {
 	return list
 }
 
-// keepFloodFilter tells the provider what to let through while there is a flood, until ctx ends.
+// keepFloodFilter tells the provider during floods which sources to let through, until ctx ends.
 func (l *Loop) keepFloodFilter(ctx context.Context, p verbs.FloodFilterer) {
 	g := l.data
 	for {
@@ -161,7 +163,7 @@ func (l *Loop) keepFloodFilter(ctx context.Context, p verbs.FloodFilterer) {
 	}
 }
 
-// filterWhile does so for one flood.
+// filterWhile does the work of keepFloodFilter for one flood.
 func (l *Loop) filterWhile(ctx context.Context, p verbs.FloodFilterer) {
 	defer p.FilterFlood(nil)
 	g, pause := l.data, time.NewTimer(0)

@@ -10,8 +10,8 @@ import (
 // A FrameKind says why a frame went up.
 type FrameKind uint8
 
-// Kinds of frames. Those named TX come from the TUN and hold an IP packet, the
-// others come from the fabric.
+// Kinds of frames. Those named TX come from the TUN and hold an IP packet (TXStale only its
+// start); the others come from the fabric.
 const (
 	TXMiss    FrameKind = iota // its path is a Miss
 	TXNoRoute                  // the destination cache has no entry for it
@@ -21,7 +21,7 @@ const (
 	RXARP                      // on the UD QP
 	RXND                       // ICMPv6 133 to 137, on any QP
 	RXCM                       // a CM message in-band, on the UD QP
-	RXProbe                    // of a path's MTU, on any QP
+	RXProbe                    // a probe of a path's MTU, or the answer to one, on any QP
 )
 
 // String names k.
@@ -30,23 +30,24 @@ func (k FrameKind) String() string {
 		"rx-cm", "rx-probe"}[min(k, RXProbe)]
 }
 
-// data reports whether k comes of a data packet, which may fill its share of the ring only.
+// data reports whether k comes from a data packet. Such frames may fill only their share of the
+// ring.
 func (k FrameKind) data() bool { return k <= TXStale }
 
-// A Frame is a packet on its way up. Its reader calls Release when done, after
-// which Data is not its own any more.
+// A Frame is a packet on its way up. Its reader calls Release when done, and must not use Data
+// after that.
 type Frame struct {
 	Kind FrameKind
 	Type encap.EtherType // IPv4, IPv6, ARP, InbandCM or PathProbe
 	Data []byte          // the IP packet, ARP packet or MAD, without the 4-octet header
 
-	// TX: the path it would have taken (nil: TXNoRoute, TXControl) and the
-	// MTU it did not fit, in octets.
+	// TX: the path that it would have taken (nil for TXNoRoute and TXControl) and, for TXTooBig,
+	// the MTU in octets that it exceeded.
 	Path *Path
 	MTU  int
 
-	// RX: who sent it. On a connection only Conn is set.
-	SrcGID ib.GID // from the GRH; zero without one
+	// RX: its sender. On a connection only Conn is set.
+	SrcGID ib.GID // from the GRH; zero if there is none
 	SrcQPN ib.QPN // of the sender's UD QP
 	DstGID ib.GID // ours, or the MGID
 	Conn   *Conn
@@ -54,8 +55,8 @@ type Frame struct {
 	pool chan *Frame
 }
 
-// keepOctets is how large a buffer a free Frame keeps: that of a frame of the
-// usual UD MTU. Large ones go up seldom, but in the end all frames had held one.
+// keepOctets is how large a buffer a free Frame keeps: large enough for a usual UD MTU. Larger
+// packets go up seldom, but without this bound every Frame would have a large buffer in the end.
 const keepOctets = 4 << 10
 
 // Release gives f back. A Frame that is not from a Loop may be released too.
@@ -75,10 +76,9 @@ func (f *Frame) String() string {
 	return fmt.Sprintf("%v %v %d octets", f.Kind, f.Type, len(f.Data))
 }
 
-// An upRing carries frames to the control plane. Data and control have frames of
-// their own, so that a flood of misses does not keep ARP out. A frame's buffer
-// grows to what it had to hold and stays, so the ring's memory is bounded by
-// its depth times the largest packet.
+// An upRing carries frames to the control plane. Data and control have frames of their own, so
+// that a flood of misses does not keep ARP out. A frame's buffer grows to what it has to hold, so
+// the memory of the ring is bounded by its depth times the largest packet.
 type upRing struct {
 	ch            chan *Frame
 	data, control chan *Frame // free frames
@@ -125,7 +125,7 @@ func (l *Loop) sendUp(k FrameKind, t encap.EtherType, pkt []byte, p *Path, mtu i
 	l.up.push(f, p)
 }
 
-// push sends f, which holds a packet from the TUN.
+// push puts f, which holds a packet from the TUN that took p, into the ring.
 func (r *upRing) push(f *Frame, p *Path) {
 	f.Path = p
 	f.SrcGID, f.SrcQPN, f.DstGID, f.Conn = ib.GID{}, 0, ib.GID{}, nil

@@ -6,43 +6,43 @@ import (
 	"sync/atomic"
 )
 
-// minSlots is the size of an empty table.
+// minSlots is the number of slots of an empty table.
 const minSlots = 16
 
-// A dest is one entry of the destination cache. Only key does not change.
+// A dest is one entry of the destination cache. Its key never changes; the rest may.
 type dest[K comparable] struct {
 	key  K
 	path atomic.Pointer[Path]
-	mark atomic.Uint64 // a mark
+	mark atomic.Uint64 // holds a mark
 	next atomic.Pointer[dest[K]]
 }
 
-// A hashTable finds entries by key. One goroutine changes it, any number look
-// into it meanwhile, without locks: an entry is whole before a slot or another
-// entry leads to it, and leads on to its successors after it was taken out.
+// A hashTable finds entries by key. One goroutine changes it; any number may look into it
+// meanwhile, without locks. An entry is whole before a slot or another entry leads to it, and
+// still leads on to its successors after it was taken out.
 //
-// Entries with one slot are chained. To grow and to shrink, entries are copied into
-// new slots, because readers may still follow the old chains: a few with each change,
-// so that none takes long. Until all are copied the old slots are looked into where
-// the new ones have no entry.
+// Entries with one slot are chained. To grow and to shrink, entries are copied into new slots,
+// because readers may still follow the old chains. Each change copies a few, so that none takes
+// long. Until all are copied, a reader that finds no entry in the new slots looks into the old
+// ones.
 type hashTable[K comparable] struct {
 	slots atomic.Pointer[slots[K]]
-	n     atomic.Int64     // entries; a chain has one on average
-	hash  func(k K) uint32 // of the writer; readers inline it
+	n     atomic.Int64     // entries
+	hash  func(k K) uint32 // for the writer; readers inline it
 
-	copied int       // of the slots of before, how many have been; of the writer
-	chunk  []dest[K] // for copies
+	copied int       // slots of the old ones that have been copied; for the writer
+	chunk  []dest[K] // allocated entries for copies to come
 }
 
 type slots[K comparable] struct {
-	shift uint8 // of a hash, to leave the number of a slot
+	shift uint8 // how far to shift a hash right to get the number of a slot
 	slot  []atomic.Pointer[dest[K]]
-	old   atomic.Pointer[slots[K]] // of before, until all their entries are here too
+	old   atomic.Pointer[slots[K]] // the slots before these, until all their entries are here too
 }
 
-// What one change copies at most: entries of a chain are copied together. Growing
-// has one entry in a slot, and is done long before it is due again; shrinking has one
-// in four slots.
+// How many entries and slots one change copies at most. A chain is always copied whole. Growing
+// tables have one entry in a slot, and all are copied long before the table grows again; shrinking
+// ones have one entry in four slots.
 const (
 	copyEntries = 8
 	copySlots   = 32
@@ -59,9 +59,9 @@ func newSlots[K comparable](n int) *slots[K] {
 	return &slots[K]{shift: uint8(32 - bits.TrailingZeros(uint(n))), slot: make([]atomic.Pointer[dest[K]], n)}
 }
 
-// find returns the entry of k, whose hash is h, nil if there is none. What is not in
-// the new slots yet is in the old ones, which are looked for first: once the last entry
-// is copied nothing leads to them any more.
+// find returns the entry of k, whose hash is h, nil if there is none. It loads the pointer to the
+// old slots before it looks into the new ones: once the last entry is copied, nothing leads to the
+// old slots any more.
 func (t *hashTable[K]) find(h uint32, k K) *dest[K] {
 	s := t.slots.Load()
 	old := s.old.Load()
@@ -127,8 +127,8 @@ func (s *slots[K]) del(h uint32, k K) bool {
 	return false
 }
 
-// copyChunk is how many entries copy allocates at once. What was not replaced since
-// keeps the others of its chunk in memory: at worst that doubles the table.
+// copyChunk is how many entries copy allocates at once. A copied entry that is still in use keeps
+// the whole chunk in memory: at worst that doubles the table.
 const copyChunk = 64
 
 // resize begins to give t n slots.

@@ -13,18 +13,18 @@ import (
 	"ipoibcm/wire/nd"
 )
 
-// What the control plane takes from the UD QP, per second. Requests are what
-// anybody may send at any time and what we answer: each answer to an unknown source may make
-// the kernel resolve an address of the underlay that does not exist, and its
-// table of those has 1024 entries by default. Answers follow requests of ours.
+// How many frames a second the control plane takes from the UD QP. Anybody may send a request at
+// any time, and we answer it: each answer to an unknown source may make the kernel resolve an
+// address of the underlay that does not exist, and the kernel's table of those has 1024 entries by
+// default. Answers follow requests of ours.
 var (
 	requestRate = ratelimit.Options{Unknown: 128, Returning: 2048, Source: 64}
 	answerRate  = ratelimit.Options{Unknown: 1024, Returning: 2048, Source: 64}
 )
 
-// dataRate is for UD data of sources that we send nothing to by UD: hosts that have
-// only just found us, and those whose multicast we receive. Each packet costs a write to
-// the TUN and what the kernel does with it. One of them has dataShare a second.
+// dataRate is for UD data of sources that we send nothing to by UD, in packets a second: hosts
+// that have only just found us, and those whose multicast we receive. Each packet costs a write to
+// the TUN and the kernel's work on it. One source may send dataShare a second.
 var dataRate = ratelimit.Options{Unknown: 2048, Returning: 32768, Source: dataShare}
 
 const dataShare = 16384
@@ -36,16 +36,16 @@ type limiters struct {
 	probes, heard     *ratelimit.Limiter // probes of a path's MTU, answers to ours
 }
 
-// A dataLimits keeps floods of UD data out of the TUN. The provider asks, where it can, or
-// the receiving side.
+// A dataLimits keeps floods of UD data out of the TUN. A provider that is a
+// [verbs.DatagramFilterer] asks it before it uses up a receive; else the receiving side asks.
 type dataLimits struct {
 	mu      sync.Mutex
 	limiter *ratelimit.Limiter
 	shares  *ratelimit.Shares
 
 	last      udPeer // the source that was looked up last,
-	lastKnown bool   // and what was found
-	lastGen   uint64
+	lastKnown bool   // and whether udPeers had it
+	lastGen   uint64 // at this generation of udPeers
 
 	flood floodFilter
 }
@@ -55,21 +55,22 @@ func newDataLimits() *dataLimits {
 		flood: newFloodFilter()}
 }
 
-// A udPeer is where UD packets come from.
+// A udPeer is a queue pair that UD packets come from.
 type udPeer struct {
 	gid ib.GID
 	qpn ib.QPN
 }
 
-// udPeers are those that we send to by UD. They may send us as much as they like.
+// udPeers are the peers' UD queue pairs that we send to. Their UD data is never refused as part of
+// a flood.
 type udPeers struct {
 	gen atomic.Uint64 // of the last change
 	mu  sync.RWMutex
-	n   map[udPeer]int
+	n   map[udPeer]int // number of paths that lead there
 }
 
-// KnowUD counts a path, or with n = -1 one that has gone, that leads to a UD QP of a
-// peer. UD data from there is not part of a flood.
+// KnowUD adds n to the number of paths that lead to a peer's UD QP: 1 for a new path, -1 for one
+// that has gone. While there is such a path, UD data from that QP is not part of a flood.
 func (l *Loop) KnowUD(gid ib.GID, qpn ib.QPN, n int) {
 	u, k := &l.udPeers, udPeer{gid, qpn}
 	u.mu.Lock()
@@ -84,8 +85,9 @@ func (l *Loop) KnowUD(gid ib.GID, qpn ib.QPN, n int) {
 	l.data.flood.lookAgain()
 }
 
-// passDatagram reports whether a datagram is worth a receive: all but those of sources
-// that are not allowed, and IP packets that are part of a flood. It implements [verbs.DatagramFilterer].
+// passDatagram reports whether a datagram is worth a receive. It refuses datagrams of sources that
+// are not allowed, and IP packets that are part of a flood. The provider calls it
+// ([verbs.DatagramFilterer]).
 func (l *Loop) passDatagram(src ib.GID, qpn ib.QPN, frame []byte) bool {
 	data := isData(frame)
 	switch {
@@ -102,8 +104,8 @@ func (l *Loop) passDatagram(src ib.GID, qpn ib.QPN, frame []byte) bool {
 	return false
 }
 
-// isData reports whether a frame is for the TUN: an IP packet, and not neighbour discovery. What
-// is too short to tell is counted elsewhere.
+// isData reports whether a frame is for the TUN: an IP packet, and not neighbour discovery. A
+// frame that is too short to tell is no data; takeUD and checkIP count it.
 func isData(frame []byte) bool {
 	if len(frame) < headerLen+minIPv4 {
 		return false
@@ -118,7 +120,8 @@ func isData(frame []byte) bool {
 	return false
 }
 
-// allowData reports whether an IP packet may go to the TUN.
+// allowData reports whether an IP packet may go to the TUN: its source is one that we send to by
+// UD, or has sent no more than its share and the limits of all sources allow.
 func (l *Loop) allowData(now int64, src ib.GID, qpn ib.QPN) bool {
 	g, u, k := l.data, &l.udPeers, udPeer{src, qpn}
 	g.mu.Lock()
@@ -144,7 +147,7 @@ func (l *Loop) allowData(now int64, src ib.GID, qpn ib.QPN) bool {
 	return false
 }
 
-// turnAway has the flood filter know of a datagram that is refused whatever comes.
+// turnAway tells the flood filter of a datagram that is refused because its source is not allowed.
 func (g *dataLimits) turnAway(now int64, src ib.GID, qpn ib.QPN) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -152,7 +155,7 @@ func (g *dataLimits) turnAway(now int64, src ib.GID, qpn ib.QPN) {
 	g.flood.refused(now)
 }
 
-// limiterKeys are drawn anew for each limiter.
+// limiterKeys returns new random keys for a limiter.
 func limiterKeys() [2]uint64 {
 	var b [16]byte
 	rand.Read(b[:]) // it never fails
@@ -165,8 +168,7 @@ func newLimiters() limiters {
 		cmAnswers: next(answerRate), probes: next(requestRate), heard: next(answerRate)}
 }
 
-// allow reports whether a frame of the UD QP may go up. pkt is what follows the
-// 4-octet header.
+// allow reports whether a frame of the UD QP may go up. pkt is the part after the 4-octet header.
 func (g *limiters) allow(now int64, k FrameKind, pkt []byte, src ib.GID, qpn ib.QPN) bool {
 	if src.IsZero() { // no GRH: the QPN is all there is
 		binary.BigEndian.PutUint32(src[12:], uint32(qpn))
@@ -192,8 +194,8 @@ func (g *limiters) allow(now int64, k FrameKind, pkt []byte, src ib.GID, qpn ib.
 	return from.Allow(now, src)
 }
 
-// control hands an ARP, ND or CM frame of the UD QP up, unless there is a flood
-// of them that it belongs to.
+// control hands an ARP, ND, CM or probe frame of the UD QP up, unless its source or all sources
+// send too many.
 func (s *rxSide) control(k FrameKind, t encap.EtherType, pkt []byte, src ib.GID, qpn ib.QPN, dst ib.GID, now int64) {
 	if !s.limits.allow(now, k, pkt, src, qpn) {
 		s.l.c.RxFlood.Add(1)

@@ -31,33 +31,33 @@ var (
 type Config struct {
 	Provider verbs.Provider
 	TUN      tun.Device
-	// Queues are further queues of TUN. Each has a data thread of its own, as long as the provider
-	// has one for it ([verbs.Threader]).
+	// Queues are further queues of TUN. Each has a data thread of its own. The provider must have a
+	// thread for each ([verbs.Threader]).
 	Queues []tun.Device
 
-	GID  ib.GID  // ours; zero means the first of Provider.Port
+	GID  ib.GID  // our own; zero means the first of Provider.Port
 	PKey ib.PKey // zero means ib.DefaultPKey
 	QKey ib.QKey // of the UD QP; zero means ib.QKeyIPoIB
 
-	// UDQPN asks for the number of the UD QP ([verbs.QPInit]). Zero: any.
+	// UDQPN asks for the number of the UD QP ([verbs.QPInit]). Zero lets the provider choose.
 	UDQPN ib.QPN
 
 	UDMTU      int // largest IP packet over UD in octets; zero means 2044
-	ReceiveMTU int // of the shared receive buffers, octets, header included; zero means 65524
+	ReceiveMTU int // size of the shared receive buffers in octets, header included; zero means 65524
 
 	// Depths in work requests. Zero means the number in brackets.
 	SendDepth   int // per connection, at least 16 [128]
 	UDSendDepth int // at least 16 [256]
 	UDRecvDepth int // [512]
-	SRQDepth    int // buffers of ReceiveMTU shared by all RC connections of a thread [256]
+	SRQDepth    int // buffers of ReceiveMTU shared by the connections of a thread [256]
 	UCRecvDepth int // per connection without an SRQ [16]
 	SendBuffers int // of 64 KiB, for all QPs of a thread, at least 64 [512]; there are 8 of 2 KiB for each
-	UpDepth     int // frames on their way up; a quarter is kept for ARP, ND, IGMP, MLD [256]
+	UpDepth     int // frames on their way up; a quarter is kept for control frames such as ARP and ND [256]
 
 	// InheritClass copies the DSCP of IP packets to the datagrams that carry them. A
 	// connection has one traffic class, because packets of two may overtake each other.
 	InheritClass bool
-	// CopyECN copies the ECN codepoint too (RFC 6040, normal mode): who gets the datagrams
+	// CopyECN copies the ECN codepoint too (RFC 6040, normal mode): the receiver of the datagrams
 	// must pass a CE mark on.
 	CopyECN bool
 
@@ -82,8 +82,8 @@ func (c *Config) upDepth() int     { return cmp.Or(c.UpDepth, 256) }
 // of a data thread share it; what becomes of more completions is up to the provider.
 const cqDepth = 4096
 
-// maxForeignUD is the UD payload that a peer with a larger UD MTU than ours may
-// send: buffers hold it, so that it can be seen and counted (docs/limits.md).
+// maxForeignUD is the UD payload in octets that a peer with a larger UD MTU than ours may send:
+// buffers hold it, so that it can be taken and counted (docs/limits.md).
 const maxForeignUD = 4096
 
 // A Loop moves the packets of one interface.
@@ -92,19 +92,19 @@ type Loop struct {
 	p       verbs.Provider
 	caps    verbs.Caps
 	up      upRing
-	c       Counts[atomic.Uint64] // but for those of the threads
+	c       Counts[atomic.Uint64] // without those of the threads
 	threads []*thread
 
 	udPeers  udPeers
 	data     *dataLimits
-	filtered bool // the provider asks passDatagram
+	filtered bool // the provider calls passDatagram
 	dests    atomic.Pointer[dests]
 	groups   atomic.Pointer[map[netip.Addr]struct{}]
 	allow    atomic.Pointer[ib.GIDSet]
 	gid      atomic.Pointer[ib.GID]
 	conns    connTable   // changed with mu held
 	hold     atomic.Bool // HoldGroups
-	// broadcasts are IPv4 addresses in order.
+	// broadcasts are IPv4 addresses in ascending order.
 	broadcasts atomic.Pointer[[]uint32]
 
 	udq *sendQ
@@ -114,14 +114,14 @@ type Loop struct {
 	stopped  atomic.Bool
 	stopOnce sync.Once
 
-	mu         sync.Mutex // gen, closed, changes of conns
+	mu         sync.Mutex // guards gen, closed, changes of conns
 	gen        uint64
 	closed     bool
 	recvMemory atomic.Int64
 }
 
-// New creates the UD QP (in RTS), the queues and the buffers. [Loop.Run] must
-// be called, and then releases them all; or [Loop.Close] without Run.
+// New creates the UD QP (in RTS), the queues and the buffers. [Loop.Run] must be called then,
+// which releases them all when it ends; or [Loop.Close] instead of Run.
 func New(cfg Config) (_ *Loop, err error) {
 	l := &Loop{
 		cfg: cfg, p: cfg.Provider, caps: cfg.Provider.Caps(),
@@ -155,7 +155,7 @@ func New(cfg Config) (_ *Loop, err error) {
 	return l, nil
 }
 
-// copiedClass returns the bits of the traffic class that datagrams have from IP packets.
+// copiedClass returns the bits of the traffic class that datagrams take over from IP packets.
 func (c *Config) copiedClass() (bits uint8) {
 	if c.InheritClass {
 		bits = ip.DSCPMask
@@ -191,9 +191,9 @@ func (l *Loop) makeUD() error {
 	return l.startUD()
 }
 
-// Run moves packets until ctx ends or the TUN or a CQ fails. It closes the TUN,
-// destroys all QPs and queues it made and has ended all its goroutines when it
-// returns. The result is nil if ctx ended.
+// Run moves packets until ctx ends or the TUN or a CQ fails. When it returns it has closed the
+// TUN, destroyed all QPs and queues that it made, and ended all its goroutines. The result is nil
+// if the TUN was closed or if the cause of ctx's end is [context.Canceled].
 func (l *Loop) Run(ctx context.Context) error {
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
@@ -246,7 +246,8 @@ func (l *Loop) release() {
 	l.freeMemory()
 }
 
-// shut makes every function of the loop refuse from now on.
+// shut marks the loop as done: from now on the control plane's sending functions refuse, and
+// completions are not taken.
 func (l *Loop) shut() {
 	l.stopOnce.Do(func() { l.stopped.Store(true); close(l.stop) })
 }
@@ -283,12 +284,12 @@ func (l *Loop) freeMemory() {
 // UDQP returns the interface's UD QP, for its QPN and to attach groups.
 func (l *Loop) UDQP() verbs.QP { return l.udq.qp }
 
-// SetGID tells the loop that our GID has changed: its own multicast packets come
-// back with it.
+// SetGID tells the loop that our GID has changed. By that GID it knows our own multicast packets
+// when they come back.
 func (l *Loop) SetGID(g ib.GID) { l.gid.Store(&g) }
 
-// SetAllow says whose datagrams are taken: IP packets, ARP, ND and CM messages in-band.
-// Others are dropped before anything is kept of them. Empty means everybody's.
+// SetAllow says from which GIDs datagrams are taken. The loop drops others before it keeps
+// anything of them. An empty set allows all.
 func (l *Loop) SetAllow(s ib.GIDSet) {
 	if s.IsEmpty() {
 		l.allow.Store(nil)
@@ -297,16 +298,16 @@ func (l *Loop) SetAllow(s ib.GIDSet) {
 	l.allow.Store(&s)
 }
 
-// isAllowed reports whether datagrams from src are taken. Without a GRH nobody can tell.
-// Our own multicast comes back to us, and is counted as that.
+// isAllowed reports whether datagrams from src are taken. src is zero if there is no GRH. Our own
+// GID is allowed, so that takeUD can count our own multicast when it comes back.
 func (l *Loop) isAllowed(src ib.GID) bool {
 	s := l.allow.Load()
 	return s == nil || s.Contains(src) || src == *l.gid.Load()
 }
 
-// SetGroups says which inner multicast destinations are wanted. It matters where
-// many groups ride on one (IPv4 underlay): what is not in the list is dropped.
-// ND and IPv4 broadcasts always pass. Nil means that everything is wanted.
+// SetGroups says which inner multicast destinations are wanted. That matters where one underlay
+// group carries many of them (IPv4 underlay): packets to others are dropped. ND and IPv4
+// broadcasts always pass. Nil means that all are wanted.
 func (l *Loop) SetGroups(groups []netip.Addr) {
 	if groups == nil {
 		l.groups.Store(nil)
@@ -319,12 +320,12 @@ func (l *Loop) SetGroups(groups []netip.Addr) {
 	l.groups.Store(&m)
 }
 
-// HoldGroups has packets from the TUN to groups and broadcast addresses dropped that would go
-// up. Those that are for the control plane in any case (TXControl) go up all the same.
+// HoldGroups makes the loop drop those packets from the TUN to groups and broadcast addresses that
+// would go up because they have no path yet. TXControl frames still go up.
 func (l *Loop) HoldGroups(on bool) { l.hold.Store(on) }
 
-// SetBroadcasts says which IPv4 addresses are subnet broadcasts of the interface:
-// connections must not bring packets for them (RFC 4755 section 2.1).
+// SetBroadcasts says which IPv4 addresses are subnet broadcasts of the interface. Packets to them
+// that come on a connection are dropped (RFC 4755 section 2.1).
 func (l *Loop) SetBroadcasts(addrs []netip.Addr) {
 	subnets := make([]uint32, 0, len(addrs))
 	for _, a := range addrs {
@@ -337,7 +338,7 @@ func (l *Loop) SetBroadcasts(addrs []netip.Addr) {
 	l.broadcasts.Store(&subnets)
 }
 
-// Broadcasts returns what SetBroadcasts was told, in order.
+// Broadcasts returns the addresses of SetBroadcasts in ascending order.
 func (l *Loop) Broadcasts() (addrs []netip.Addr) {
 	subnets := l.broadcasts.Load()
 	if subnets == nil {
@@ -349,13 +350,13 @@ func (l *Loop) Broadcasts() (addrs []netip.Addr) {
 	return addrs
 }
 
-// Up is the bounded ring of frames for the control plane. Every frame must be
-// released. It is closed when Run ends.
+// Up is the bounded ring of frames for the control plane. Every frame must be released. Run and
+// Close close the channel at their end.
 func (l *Loop) Up() <-chan *Frame { return l.up.ch }
 
-// Barrier returns when nothing in hand uses a target, path or connection that
-// was replaced before the call. Packets that wait for a queue pair look their
-// path's target up again when their turn comes.
+// Barrier returns when no send under way uses a target, path or connection that was replaced
+// before the call. Packets that wait for a queue pair look their path's target up again when their
+// turn comes.
 func (l *Loop) Barrier() {
 	for _, th := range l.threads {
 		th.hand.Lock()
@@ -367,7 +368,8 @@ func (l *Loop) Barrier() {
 // Threads returns how many data threads there are.
 func (l *Loop) Threads() int { return len(l.threads) }
 
-// InjectTUN gives the kernel an IP packet: ICMP errors, router advertisements.
+// InjectTUN writes an IP packet of our own to the kernel, such as an ICMP error or a router
+// advertisement.
 func (l *Loop) InjectTUN(packet []byte) error {
 	if l.done() {
 		return ErrClosed

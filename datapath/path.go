@@ -14,7 +14,7 @@ type Kind uint8
 
 // Kinds of targets.
 const (
-	Miss   Kind = iota // on-link and unresolved: goes up
+	Miss   Kind = iota // on-link and unresolved: the packet goes up
 	ToUD               // the interface's UD QP
 	ToConn             // a connection
 	Drop               // unreachable: counted
@@ -35,17 +35,16 @@ type UDDest struct {
 // A Target is what a path leads to at the moment.
 type Target struct {
 	Kind Kind
-	MTU  int    // largest IP packet in octets; what is larger goes up. Zero: no limit
+	MTU  int    // largest IP packet in octets; larger ones go up. Zero sets no limit
 	UD   UDDest // ToUD
 	Conn *Conn  // ToConn; never for multicast or broadcast (RFC 4755 section 2.1)
 }
 
-// A Path is one next hop: a neighbour, a multicast group, or the place where
-// all that is on-link and unresolved goes. Many destinations may share one; a
-// neighbour keeps its Path when its mode changes, so its counters go on and the
-// destination cache stays as it is.
+// A Path is one next hop: a neighbour, a multicast group, or the common place of all destinations
+// that are on-link and unresolved. Many destinations may share one. A neighbour keeps its Path
+// when its mode changes, so its counters go on and the destination cache stays as it is.
 type Path struct {
-	// Tag is the owner's, carried in Frames. It is set before use and not changed.
+	// Tag belongs to the owner, who finds it in Frames. It is set before use and not changed.
 	Tag uint64
 
 	target atomic.Pointer[Target]
@@ -54,7 +53,7 @@ type Path struct {
 
 type pathCounters struct {
 	packets, octets, dropped, queueFull atomic.Uint64
-	used                                atomic.Int64 // Unix nanoseconds
+	used                                atomic.Int64 // time of nanotime; zero means never
 }
 
 // NewPath returns a path that leads to t.
@@ -64,8 +63,8 @@ func NewPath(tag uint64, t Target) *Path {
 	return p
 }
 
-// Set makes p lead to t from the next batch on. What t replaces (an AH) may be
-// destroyed after [Loop.Barrier].
+// Set makes p lead to t from the next batch on. The AH of the target before may be destroyed after
+// [Loop.Barrier].
 func (p *Path) Set(t Target) {
 	if t.Kind == ToConn && t.Conn == nil || t.Kind == ToUD && t.UD.AH == nil {
 		panic(fmt.Sprintf("datapath: target %v leads nowhere", t.Kind))
@@ -79,10 +78,10 @@ func (p *Path) Target() Target { return *p.target.Load() }
 // PathCounters are the counts of one path since it was made.
 type PathCounters struct {
 	Packets, Octets uint64 // IP packets handed to the provider, and their octets
-	Dropped         uint64 // by Drop or because the target was gone
-	QueueFull       uint64 // because the connection's send queue was full
-	// Used is when a packet last took the path, sent or not; exact to a batch.
-	// Zero means never.
+	Dropped         uint64 // packets dropped for any reason but QueueFull
+	QueueFull       uint64 // packets dropped because too much waited for their QP
+	// Used is when a packet last took the path, even if it was dropped or went up; exact to a
+	// batch. The zero Time means never.
 	Used time.Time
 }
 

@@ -14,23 +14,23 @@ const (
 	headRoom    = 64
 	maxPacket   = 65536
 	slotStride  = headRoom + maxPacket
-	smallPacket = 2048 + 64 // what a UD MTU and most of an Ethernet's packets fit in
+	smallPacket = 2048 + 64 // holds a packet of the default UD MTU, and most of an Ethernet's
 	smallStride = headRoom + smallPacket
 	// smallSlots is how many small buffers there are for each large one.
 	smallSlots = 8
 )
 
-// A sendPool holds the send buffers of all QPs. A slot is free, in the hands of
-// one goroutine, waiting for a sendQ, or posted on one. What is read from the TUN
-// may be long, so it goes into a large one; what has to wait and is short moves to
-// a small one, of which there are many.
+// A sendPool holds the send buffers for all QPs of a thread. A slot is free, in the hands of one
+// goroutine, waiting for a sendQ, or posted on one. A packet from the TUN may be long, so it is
+// read into a large slot. If it has to wait and is short, it moves to a small slot, of which there
+// are many.
 type sendPool struct {
 	region *verbs.Region
-	large  int32   // how many; slots from there on are small
-	octets []int32 // of the message that is posted in each slot
+	large  int32   // number of large slots, which come first
+	octets []int32 // by slot: octets of the message posted in it
 
 	mu    sync.Mutex
-	free  []int32 // last in, first out: what was used last is in the cache
+	free  []int32 // large slots; last in, first out: the slot used last is in the processor's cache
 	small []int32
 }
 
@@ -64,8 +64,8 @@ func (p *sendPool) take(dst []int32, n int) []int32 {
 	return dst
 }
 
-// shrink moves the packet of n octets in a large slot to a small one, if it fits and
-// there is one.
+// shrink moves the packet of n octets in a large slot to a small one, if it fits and one is free.
+// It returns the slot of the packet.
 func (p *sendPool) shrink(slot int32, n int) int32 {
 	to, ok := p.copySmall(slot, n)
 	if !ok {
@@ -75,7 +75,8 @@ func (p *sendPool) shrink(slot int32, n int) int32 {
 	return to
 }
 
-// copySmall copies the packet of n octets in a large slot to a small one.
+// copySmall copies the packet of n octets in a large slot to a small one; ok says whether it
+// could.
 func (p *sendPool) copySmall(slot int32, n int) (to int32, ok bool) {
 	if slot >= p.large {
 		return 0, false
@@ -86,7 +87,7 @@ func (p *sendPool) copySmall(slot int32, n int) (to int32, ok bool) {
 	return to, ok
 }
 
-// takeSmall returns a free small slot, if a packet of n octets fits in.
+// takeSmall takes a free small slot, if a packet of n octets fits and one is free.
 func (p *sendPool) takeSmall(n int) (slot int32, ok bool) {
 	if n > smallPacket {
 		return 0, false
@@ -141,7 +142,7 @@ func (p *sendPool) freeSlots() (large, small int) {
 	return len(p.free), len(p.small)
 }
 
-// start is where in the region the packet of slot begins, and how long it may be.
+// start returns where in the region the packet of slot begins, and how long it may be, in octets.
 func (p *sendPool) start(slot int32) (o, size int) {
 	if slot < p.large {
 		return int(slot)*slotStride + headRoom, maxPacket
@@ -149,13 +150,13 @@ func (p *sendPool) start(slot int32) (o, size int) {
 	return int(p.large)*slotStride + int(slot-p.large)*smallStride + headRoom, smallPacket
 }
 
-// packet is where the packet of slot goes.
+// packet returns the room for the packet of slot.
 func (p *sendPool) packet(slot int32) []byte {
 	o, size := p.start(slot)
 	return p.region.Buf[o : o+size : o+size]
 }
 
-// message is the packet of n octets in slot with the header in front.
+// message returns the message in slot: the header and the packet of n octets behind it.
 func (p *sendPool) message(slot int32, n int) []byte {
 	o, _ := p.start(slot)
 	return p.region.Buf[o-encap.HeaderLen : o+n : o+n]
@@ -201,10 +202,10 @@ type poster interface {
 // by one goroutine at a time.
 type reposter struct {
 	to  poster
-	wrs []verbs.RecvWR // waiting, at most as many as the queue is deep
+	wrs []verbs.RecvWR // waiting to be posted, at most as many as the queue is deep
 }
 
-// flush posts what waits, and keeps what the queue would not take.
+// flush posts what waits, and keeps what the queue does not take.
 func (r *reposter) flush() error {
 	if len(r.wrs) == 0 {
 		return nil

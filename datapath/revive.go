@@ -7,10 +7,10 @@ import (
 	"ipoibcm/verbs"
 )
 
-// ReviveUD brings the UD QP back after it went to ERR: a datagram that had no route,
-// in the moment when a link comes up, is enough for that with rdma_rxe. QPN, groups
-// and address handles stay; what was on its way is lost. The error is
-// [ErrClosed], or the provider's, and then it may be called again.
+// ReviveUD brings the UD QP back after it went to ERR. With rdma_rxe one datagram without a route,
+// in the moment when a link comes up, is enough for that. QPN, groups and address handles stay;
+// requests that were posted are lost. The error is [ErrClosed] or the provider's; after an error
+// of the provider ReviveUD may be called again.
 func (l *Loop) ReviveUD() error {
 	if err := l.reviveUD(); err != nil {
 		return err
@@ -24,7 +24,7 @@ func (l *Loop) ReviveUD() error {
 	return nil
 }
 
-// SetQKey gives the UD QP another Q_Key. What is on its way is lost, as with ReviveUD.
+// SetQKey gives the UD QP another Q_Key. Posted requests are lost, as with ReviveUD.
 func (l *Loop) SetQKey(k ib.QKey) error {
 	l.udq.mu.Lock()
 	l.cfg.QKey = k
@@ -41,8 +41,8 @@ func (l *Loop) reviveUD() error {
 	if q.closed || l.done() {
 		return ErrClosed
 	}
-	// In RESET the provider forgets what is posted. What had completed before that
-	// would be posted twice, so it goes as well.
+	// In RESET the provider forgets what is posted. Receives that completed before would be posted
+	// twice, so their completions are dropped too.
 	if err := q.qp.Modify(verbs.QPAttr{State: verbs.StateReset}); err != nil {
 		return fmt.Errorf("UD QP to RESET: %w", err)
 	}

@@ -13,23 +13,23 @@ import (
 	"ipoibcm/wire/nd"
 )
 
-// genShift is where the generation of a connection begins in a work request ID;
-// shared and UD receive buffers have generation 0.
+// genShift is where the generation of a connection begins in a work request ID. Shared and UD
+// receive buffers have generation 0.
 const genShift = 32
 
-// An rxSide takes what completes on one receive CQ: that of the UD QP or that of
-// all connections. The provider's goroutine or one of ours runs it.
+// An rxSide takes the completions of one receive CQ: that of the UD QP or that of all connections
+// of a thread. A goroutine of the provider or of the thread runs it.
 type rxSide struct {
 	l      *thread
 	cq     verbs.CQ
 	pool   *recvPool // UD or shared buffers; nil if every connection has its own
 	shared reposter
-	limits limiters // of the UD QP
+	limits limiters // for the UD QP
 
-	mu    sync.Mutex // one run at a time, and Conn.Close against it
+	mu    sync.Mutex // one run at a time; Conn.Close frees rings under it
 	wcs   [batchLen]verbs.WC
 	pkts  [][]byte
-	conns []*Conn // with buffers to post again
+	conns []*Conn // with buffers in back to post again
 }
 
 func newRXSide(l *thread, cq verbs.CQ, pool *recvPool) *rxSide {
@@ -121,7 +121,7 @@ func (s *rxSide) batch(wcs []verbs.WC, now int64) {
 	s.conns = s.conns[:0]
 }
 
-// takeUD looks at one UD message: GRH area, header, IP, ARP or a CM message.
+// takeUD takes one UD message: GRH area, header, then IP, ARP, a CM message or a path probe.
 func (s *rxSide) takeUD(msg []byte, wc *verbs.WC, now int64) {
 	l := s.l
 	if len(msg) < verbs.GRHLen+headerLen {
@@ -194,9 +194,9 @@ func (s *rxSide) takeUD(msg []byte, wc *verbs.WC, now int64) {
 	s.deliver(pkt)
 }
 
-// takeConn looks at one message of a connection, which carries unicast IP only
-// (RFC 4755 sections 2.1 and 4). Unicast ND is IP unicast (section 7), and Linux
-// sends it there (ipoib_start_xmit): it is taken.
+// takeConn takes one message of a connection, which carries unicast IP only (RFC 4755 sections 2.1
+// and 4), and our path probes. Unicast ND is unicast IP (section 7), and Linux sends it on
+// connections (ipoib_start_xmit), so it is taken. met says that the message met congestion.
 func (s *rxSide) takeConn(msg []byte, c *Conn, met bool, now int64) {
 	l := s.l
 	c.lastRx.Store(now)
@@ -238,10 +238,10 @@ func (s *rxSide) takeConn(msg []byte, c *Conn, met bool, now int64) {
 	s.deliver(pkt)
 }
 
-// congested passes on to the IP packet that what carried it has met congestion, and reports
-// whether that is to be delivered (RFC 6040 section 4.2). One that is not ECN-capable is
-// dropped, so that its sender learns of it; but not what came over RC, where the QP at
-// the other end slows down, and drops from the queue in front of it.
+// congested handles an IP packet whose message met congestion, and reports whether to deliver it
+// (RFC 6040 section 4.2). An ECN-capable packet gets a CE mark. Another packet is dropped, so that
+// its sender learns of the congestion. What came over RC is delivered all the same: there the
+// peer's QP slows down, and packets are dropped from the queue in front of it.
 func (s *rxSide) congested(pkt []byte, t ib.Transport) bool {
 	switch {
 	case ip.ECNCapable(pkt):
@@ -256,8 +256,8 @@ func (s *rxSide) congested(pkt []byte, t ib.Transport) bool {
 	return true
 }
 
-// checkIP counts what has no room for an IP header or another version than the
-// header's type says.
+// checkIP reports whether pkt has room for an IP header, and the version that type t says. It
+// counts packets that fail.
 func (s *rxSide) checkIP(t encap.EtherType, pkt []byte) bool {
 	need := minIPv4
 	if t == encap.IPv6 {
@@ -281,13 +281,13 @@ func (s *rxSide) deliver(pkt []byte) {
 	s.pkts = append(s.pkts, pkt)
 }
 
-// A sendDone takes what completes on the send CQ, and posts what waited for that.
+// A sendDone takes the completions of the send CQ, and posts packets that waited for the room.
 type sendDone struct {
 	l     *thread
 	mu    sync.Mutex
 	wcs   [batchLen]verbs.WC
 	slots []int32
-	qs    []*sendQ // with room now for what waits
+	qs    []*sendQ // queues that have packets waiting, after a completion
 	work  *work
 }
 

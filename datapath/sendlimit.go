@@ -3,68 +3,69 @@ package datapath
 import "time"
 
 const (
-	// sendDelay is how much longer than on an idle path a request may take because
-	// of those posted before it. What is beyond waits in front of the queue pair,
-	// where flows take turns and CoDel sees it.
+	// sendDelay is how much longer than on an idle path a request may take because of requests
+	// posted before it. More than that waits in front of the queue pair, where flows take turns and
+	// CoDel sees it.
 	sendDelay = 3 * time.Millisecond
-	// firstLimit is what may be posted before anything is known of the path.
+	// firstLimit is how many octets may be posted before anything is known of the path.
 	firstLimit = 128 << 10
-	// leastLimit is what may be posted whatever was measured: a few full frames of
-	// an Ethernet.
+	// leastLimit is how many octets may always be posted, whatever was measured: a few full frames
+	// of an Ethernet.
 	leastLimit = 6 << 10
-	// mostLimit is what may be posted at most.
+	// mostLimit is how many octets may be posted at most.
 	mostLimit = 64 << 20
 	// baseWindow is for how long the least latency counts; then the queue runs
 	// nearly dry for a moment, so that it is measured again.
 	baseWindow = 10 * time.Second
-	// rateWindow is for how long the highest rate counts: for that long the path may
-	// be slower, or the processor elsewhere, without a consequence.
+	// rateWindow is for how long the highest rate counts at least. For that long the path may be
+	// slower, or the processor busy elsewhere, without a consequence.
 	rateWindow = time.Second
-	// moreMessages is how many more may be posted than the path carries in the time that a request may take, where one
-	// takes moreWithin at most: of several senders the one that has least gains most by that (as in TCP Vegas, Brakmo and
-	// Peterson, 1995).
+	// moreMessages is how many more messages may be posted than the path carries in the time that a
+	// request may take, if the path carries one message within moreWithin. Of several senders, the
+	// one that has least posted gains most by that (as in TCP Vegas, Brakmo and Peterson, 1995).
 	moreMessages = 2
 	moreWithin   = 10 * time.Millisecond
-	// rateSpans is by how many requests, one after the other, a rate is measured at least.
+	// rateSpans is over how many timed requests, one after the other, a rate is measured at least.
 	rateSpans = 2
-	// triesAfter is how often in a row less is allowed until more is, for the same reason.
+	// triesAfter is how many times in a row the limit is lowered before late raises it to see what
+	// more octets take.
 	triesAfter = 32
 )
 
-// A sendLimit bounds the octets that are posted on a queue pair and not completed,
-// as byte queue limits do for a network device. It follows what requests take from
-// post to completion: on a longer path more may be posted, and on a slow one
-// less (the least latency and the highest rate of the last seconds, as in BBR,
-// draft-ietf-ccwg-bbr section 4). It is the limit of what waits there, not of what
-// is on the wire; that is the provider's business.
+// A sendLimit bounds the octets that are posted on a queue pair and not completed, as byte queue
+// limits do for a network device. It follows the time that requests take from post to completion:
+// on a longer path more octets may be posted, on a slow one fewer (the least latency and the
+// highest rate of the last seconds, as in BBR, draft-ietf-ccwg-bbr section 4). It bounds the
+// octets in the queue pair; the provider bounds those on the wire.
 type sendLimit struct {
-	octets int64 // may be posted; zero means firstLimit
+	octets int64 // the limit; zero means firstLimit
 
-	// One request at a time is timed, and what was completed meanwhile.
+	// One request at a time is timed.
 	timing  bool
-	reached bool  // the limit held something back since the last request timed was posted
-	drain   bool  // the next request timed is for base
-	held    bool  // the limit held something back while the rate is being measured
-	spans   uint8 // requests that it has been measured by
-	cuts    uint8 // times in a row that less was allowed
-	size    int32 // octets of the request
-	ahead   int32 // octets posted before it, its own included
+	reached bool  // the limit held something back since judge looked at this last
+	drain   bool  // the limit is an eighth, until judge has seen one request
+	held    bool  // the limit held something back since the rate measurement began
+	spans   uint8 // timed requests completed since then
+	cuts    uint8 // times in a row that late lowered the limit, at most triesAfter
+	size    int32 // octets of the timed request
+	ahead   int32 // octets posted before it and not completed, its own included
 	id      uint64
 	at      int64
 
-	// The limit, the octets ahead of a request and what it took when the limit was set last
-	// because of that; zero wasAhead: not known.
+	// What late found when it changed the limit last: the limit before, the octets ahead of the
+	// request, and the time that the request took. Zero wasAhead means that there is nothing to
+	// compare with.
 	was, wasAhead int32
 	wasTook       int64
 
-	base   [2]int64 // least latencies of this window and the last, 0: none
+	base   [2]int64 // least latencies of this window and of the last; 0: none
 	baseAt int64    // when this window began
 
 	done   int64    // octets completed
-	rates  [2]int64 // highest rates of this window and the last, octets per second
+	rates  [2]int64 // highest rates of this window and of the last, octets per second
 	rateAt int64    // when this window began
-	from   int64    // when the first request was posted that the rate is measured by; 0: none
-	before int64    // done then
+	from   int64    // when the first request of the rate measurement was posted; 0: none under way
+	before int64    // value of done then
 }
 
 // limit returns how many octets may be posted.
@@ -78,7 +79,8 @@ func (s *sendLimit) limit() int64 {
 	return s.octets
 }
 
-// posted takes in that the request id of size octets, which reports its completion, was posted, as the last of ahead octets.
+// posted notes that the request id of size octets was posted, which reports its completion. ahead
+// are the octets posted and not completed, those of the request included.
 func (s *sendLimit) posted(id uint64, size, ahead, now int64) {
 	if !s.timing {
 		s.timing, s.id, s.size, s.ahead, s.at = true, id, int32(size), int32(min(ahead, 2*mostLimit)), now
@@ -88,10 +90,11 @@ func (s *sendLimit) posted(id uint64, size, ahead, now int64) {
 	}
 }
 
-// full takes in that something is held back by the limit.
+// full notes that the limit holds something back.
 func (s *sendLimit) full() { s.reached, s.held = true, true }
 
-// completed takes in that all requests up to id have completed, with so many octets.
+// completed notes that all requests up to id have completed since the last call, with so many
+// octets.
 func (s *sendLimit) completed(id uint64, octets, now int64) {
 	s.done += octets
 	if !s.timing || id < s.id {
@@ -102,11 +105,12 @@ func (s *sendLimit) completed(id uint64, octets, now int64) {
 	s.judge(max(now-s.at, 1), now)
 }
 
-// measureRate measures from the post of one request to the completion of the next that is timed, or of a later one
-// until that is sendDelay, and only while there is more to send than may be posted. A single request
-// is not enough: what arrived while the processor was elsewhere, or while a packet was sent again that others wait
-// for, completes at once, and the request that is posted at that moment takes nearly no time. The one
-// before it took all the more.
+// measureRate takes the completion of a timed request. A rate is measured from the post of one
+// timed request to the completion of the next, or of a later one if less than sendDelay has
+// passed. It counts only if the limit held something back meanwhile. A single request is not
+// enough: completions that were held up while the processor was elsewhere, or while a packet was
+// sent again that others wait for, come all at once. A request posted at that moment takes nearly
+// no time; the one before it took all the more.
 func (s *sendLimit) measureRate(now int64) {
 	d := now - s.from
 	if s.spans++; s.spans < rateSpans || d < int64(sendDelay) {
@@ -121,10 +125,10 @@ func (s *sendLimit) measureRate(now int64) {
 	s.from = 0
 }
 
-// rate returns the highest rate of late, in octets per second.
+// rate returns the highest rate of this window and the last, in octets per second.
 func (s *sendLimit) rate() int64 { return max(s.rates[0], s.rates[1]) }
 
-// judge sets the limit by what one request took.
+// judge sets the limit after a timed request that took so many nanoseconds.
 func (s *sendLimit) judge(took, now int64) {
 	switch {
 	case s.base[0] == 0:
@@ -156,9 +160,10 @@ func (s *sendLimit) judge(took, now int64) {
 	}
 }
 
-// late sets the limit after a request that took more than it may. What waits there may be ours, or
-// that of others on the path, who would have all of it if we left. So what a request took is compared
-// with what one took that had more or less of ours ahead of it.
+// late sets the limit after a request that took longer than may. The octets that wait on the path
+// may be ours or those of other senders. If they are those of others, who would take the whole
+// path when we left it, a lower limit does not shorten the wait. So late compares the request with
+// an earlier one that had more or fewer of our octets ahead of it.
 func (s *sendLimit) late(took, may int64) {
 	less, more := s.ahead < s.wasAhead/5*4, s.ahead > s.wasAhead/4*5
 	switch {
@@ -176,7 +181,7 @@ func (s *sendLimit) late(took, may int64) {
 	s.octets = max(leastLimit, min(s.octets, max(s.octets/2, s.carries(may))))
 }
 
-// carries returns how many octets may be posted for one of them to take so long.
+// carries returns how many octets may be posted so that a request takes at most may nanoseconds.
 func (s *sendLimit) carries(may int64) int64 {
 	rate := s.rate()
 	octets := int64(float64(rate) * float64(may) / 1e9)
@@ -186,8 +191,8 @@ func (s *sendLimit) carries(may int64) int64 {
 	return octets
 }
 
-// proportional reports whether what a request took has changed with the octets ahead of it, by a
-// quarter as much at least.
+// proportional reports whether the time that a request took has changed with the octets ahead of
+// it, by at least a quarter of their relative change.
 func (s *sendLimit) proportional(took int64) bool {
 	if s.ahead < s.wasAhead {
 		return (s.wasTook-took)*4 >= int64(float64(s.wasTook)*(1-float64(s.ahead)/float64(s.wasAhead)))
@@ -195,7 +200,7 @@ func (s *sendLimit) proportional(took int64) bool {
 	return (took-s.wasTook)*4 >= int64(float64(s.wasTook)*(float64(s.ahead)/float64(s.wasAhead)-1))
 }
 
-// least returns the least latency of late.
+// least returns the least latency of this window and the last.
 func (s *sendLimit) least() int64 {
 	if s.base[1] == 0 {
 		return s.base[0]
@@ -203,5 +208,5 @@ func (s *sendLimit) least() int64 {
 	return min(s.base[0], s.base[1])
 }
 
-// reset forgets what is posted, but not the path.
+// reset forgets the posted requests, but not what was measured of the path.
 func (s *sendLimit) reset() { s.timing, s.reached, s.drain, s.from = false, false, false, 0 }

@@ -11,57 +11,56 @@ import (
 	"ipoibcm/wire/ip"
 )
 
-// signalEvery is how far apart signaled requests are at most. A queue is at
-// least as deep, so it never fills up with requests that do not complete.
+// signalEvery is how many requests apart signaled requests are at most. A queue is at least as
+// deep, so it never fills up with requests that report no completion.
 const signalEvery = 16
 
-// minShare is how many buffers a queue may hold however few are free.
+// minShare is how many buffers a queue may hold, however few are free.
 const minShare = 8
 
-// A sendItem is a packet on its way into a sendQ: header written, slot owned by
-// who holds the item.
+// A sendItem is a packet on its way into a sendQ. Its header is written. Whoever holds the item
+// owns the slot.
 type sendItem struct {
 	slot int32
 	n    int32 // octets of the message, header included
-	path *Path // nil for SendUD
+	path *Path // nil if it has none (SendUD, SendCopies, SendConn)
 	ud   UDDest
 }
 
-// A sendQ is the send queue of one QP, the buffers posted on it, and what waits in
+// A sendQ is the send queue of one QP, with the buffers posted on it and the packets that wait in
 // front of it.
 //
-// Requests complete in order, so the posted ones are a ring: posting advances
-// tail under mu, completion advances head under done. The two sides share no
-// lock: the completing goroutine may be the provider's receiving one and must
-// not wait for a PostSend that is busy sending.
+// Requests complete in order, so the posted ones are a ring: posting advances tail under mu,
+// completion advances head under done. Completing never takes mu: the completing goroutine may be
+// the provider's receiving one and must not wait for a PostSend that is busy sending.
 type sendQ struct {
 	qp   verbs.QP
-	th   *thread // whose buffers it has, and where it completes
+	th   *thread // whose buffers it uses, and where its requests complete
 	pool *sendPool
 	ud   bool
-	// copies has the bits that the traffic class of a datagram has from its IP packet.
+	// copies has the bits of the traffic class that a datagram takes over from its IP packet.
 	copies atomic.Uint32
 	depth  int
 	ring   []int32 // slots; a power of two
-	base   uint64  // first work request ID; no two queues share any
+	base   uint64  // first work request ID; no two queues share any ID
 
-	mu     sync.Mutex // tail, closed
+	mu     sync.Mutex // guards tail, closed
 	closed bool
 	tail   atomic.Uint64
 
-	done     sync.Mutex // head, the ring between head and tail, limit
+	done     sync.Mutex // guards head, the ring between head and tail, limit
 	head     atomic.Uint64
 	limit    sendLimit
-	inOctets atomic.Int64 // posted and not completed
+	inOctets atomic.Int64 // octets posted and not completed
 	mayHave  atomic.Int64 // limit.limit()
 	rate     atomic.Int64 // limit.rate()
 
 	// Packets that wait, see backlog.go.
 	wait    fqcodel.Queue // under backlog.mu
-	large   int32         // of wait, those in large slots; under backlog.mu
+	large   int32         // packets in wait that lie in large slots; under backlog.mu
 	gone    bool          // nothing may wait any more; under backlog.mu
 	waiting atomic.Int32  // wait.Len()
-	turns   atomic.Int32  // who posts what waits, and how often others wanted to meanwhile
+	turns   atomic.Int32  // zero if no goroutine posts; else 1 plus the number that wanted to meanwhile
 
 	packets, octets, errs, flushed, full, late, marks atomic.Uint64
 	lastTx                                            atomic.Int64
@@ -82,32 +81,32 @@ func newSendQ(th *thread, depth int, ud bool, base uint64) *sendQ {
 	return q
 }
 
-// work is room for the work requests of one post. Whoever posts brings it: there
-// are as many as may post at the same time, and not as many as connections.
+// work is scratch space for one post. Whoever posts brings it, so there are as many as may post at
+// the same time, not as many as connections.
 type work struct {
 	wrs     [batchLen]verbs.SendWR
 	sges    [batchLen]verbs.SGE
 	items   [batchLen]sendItem
-	dropped []int32    // by CoDel
-	moved   []sendItem // do not go by UD any more
+	dropped []int32    // slots of packets that CoDel dropped
+	moved   []sendItem // packets whose paths do not lead to the UD QP any more
 }
 
-// newWork returns a work for a pool of that many slots.
+// newWork returns a work for a pool of n slots.
 func newWork(n int) *work { return &work{dropped: make([]int32, 0, n)} }
 
 // inflight returns how many requests are posted and not completed.
 func (q *sendQ) inflight() int { return int(q.tail.Load() - q.head.Load()) }
 
-// room returns how many requests may be posted now. A queue may hold no more
-// buffers than are left free, so that dead peers, however many, never take the
-// last one (the dynamic threshold of shared-memory switches).
+// room returns how many requests may be posted now. A queue may hold no more buffers than are left
+// free, or minShare, so that dead peers, however many, never take the last one (the dynamic
+// threshold of shared-memory switches).
 func (q *sendQ) room() int {
 	used := q.inflight()
 	return min(q.depth-used, max(q.pool.available(), minShare)-used)
 }
 
-// hasRoom reports whether another request may be posted, and has the limit know if
-// not. However few octets may be posted, one request always may.
+// hasRoom reports whether another request may be posted, and tells the limit if not. The limit in
+// octets never keeps a queue empty.
 func (q *sendQ) hasRoom() bool {
 	if q.room() > 0 && q.inOctets.Load() < q.mayHave.Load() {
 		return true
@@ -118,9 +117,9 @@ func (q *sendQ) hasRoom() bool {
 	return false
 }
 
-// post posts as many of items as there is room for and returns how many slots
-// are the provider's now. gone says that the queue is closed. err is the
-// provider's refusal of items[taken], other than for lack of room.
+// post posts as many of items as there is room for and returns how many slots the provider owns
+// now. gone says that the queue is closed. err is the provider's refusal of items[taken]; lack of
+// room is no error.
 func (q *sendQ) post(items []sendItem, w *work, now int64) (taken int, gone bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -174,8 +173,9 @@ func (q *sendQ) post(items []sendItem, w *work, now int64) (taken int, gone bool
 	return taken, false, err
 }
 
-// classed returns the address handle of a datagram: with the DSCP and the ECN codepoint of
-// the IP packet in it, where those are copied. ARP and CM messages have none.
+// classed returns the address handle for a datagram. If the DSCP or the ECN codepoint is copied,
+// the handle has that of the IP packet in the datagram. Other messages, such as ARP and CM, keep
+// theirs.
 func (q *sendQ) classed(it *sendItem) verbs.AH {
 	copies := uint8(q.copies.Load())
 	if copies == 0 {
@@ -195,7 +195,7 @@ func (q *sendQ) complete(dst []int32, id uint64, now int64) []int32 {
 	defer q.done.Unlock()
 	head := q.head.Load()
 	if id < head || id-head >= uint64(len(q.ring)) || id < q.base {
-		return dst // of a QP that had this number before, or taken back by close
+		return dst // of a QP that had this number before, or taken back already
 	}
 	var octets int64
 	for ; head <= id; head++ {
@@ -211,7 +211,7 @@ func (q *sendQ) complete(dst []int32, id uint64, now int64) []int32 {
 	return dst
 }
 
-// takeBack gives all posted slots back, which the provider touches no more.
+// takeBack gives back the slots of all posted requests. The provider does not touch them any more.
 func (q *sendQ) takeBack() {
 	q.done.Lock()
 	defer q.done.Unlock()
@@ -224,7 +224,7 @@ func (q *sendQ) takeBack() {
 	q.mayHave.Store(q.limit.limit())
 }
 
-// close destroys the QP and takes every buffer back that is posted.
+// close destroys the QP and takes back all buffers that are posted.
 func (q *sendQ) close() error {
 	q.mu.Lock()
 	if q.closed {

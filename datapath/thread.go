@@ -10,11 +10,11 @@ import (
 	"ipoibcm/verbs"
 )
 
-// A thread is a Loop as one data thread has it: the queue of the TUN that it reads and writes, and
-// the connections that are its own, with their buffers, completions and what waits for
-// them. The UD queue pair is the first thread's. What is read for a connection of another thread is
-// copied into one of that one's buffers and posted at once, under the locks of its
-// queue; else no two threads meet but where the control plane changes something.
+// A thread is what one data thread has of a Loop: the queue of the TUN that it reads and writes,
+// and its own connections with their buffers, completions and waiting packets. The UD queue pair
+// belongs to the first thread. A packet read for a connection of another thread is copied into a
+// buffer of that thread and posted at once, under the locks of that queue. Otherwise threads meet
+// only where the control plane changes something.
 type thread struct {
 	*Loop
 	index int
@@ -24,24 +24,25 @@ type thread struct {
 	pool  *sendPool
 
 	polling atomic.Pointer[verbs.Offload] // whether the provider's thread reads the TUN
-	turns   atomic.Uint64                 // in which it read packets
+	turns   atomic.Uint64                 // turns in which the provider's thread read packets
 
 	sendCQ verbs.CQ
 	sendWC *sendDone
 	conn   *rxSide
 	srq    verbs.SRQ
-	live   int // connections; under Loop.mu
+	live   int // number of connections; under Loop.mu
 
-	// hand is held for reading while targets are in use.
+	// hand is held for reading while targets are in use. Barrier waits for the hands of all
+	// threads.
 	hand sync.RWMutex
 
 	backlog backlog
 
-	one     sync.Mutex // oneWork: of what the control plane sends, one at a time
+	one     sync.Mutex // guards oneWork, which serves what the control plane sends
 	oneWork *work
 }
 
-// addThread makes the thread that has this queue of the TUN.
+// addThread makes the thread for this queue of the TUN.
 func (l *Loop) addThread(dev tun.Device) error {
 	th := &thread{Loop: l, index: len(l.threads), p: l.p, tun: dev}
 	if many, ok := l.p.(verbs.Threader); ok {
@@ -103,13 +104,13 @@ func (l *thread) makeQueues() error {
 	return nil
 }
 
-// A drained is a completion queue and what empties it.
+// A drained is a completion queue and the function that empties it.
 type drained struct {
 	cq    *verbs.CQ
 	drain func()
 }
 
-// poll empties it until it is destroyed.
+// poll empties the queue each time completions come, until the queue is destroyed.
 func (q drained) poll() error {
 	for {
 		q.drain()
@@ -119,7 +120,7 @@ func (q drained) poll() error {
 	}
 }
 
-// queues returns the completion queues of l. They may not be made yet, or be nil.
+// queues returns the completion queues of l. A *cq is nil until makeQueues has made that queue.
 func (l *thread) queues() (qs []drained) {
 	if l.sendWC != nil {
 		qs = append(qs, drained{&l.sendCQ, l.sendWC.drain})
@@ -133,7 +134,7 @@ func (l *thread) queues() (qs []drained) {
 	return qs
 }
 
-// destroyQueues destroys them. Their queue pairs are gone.
+// destroyQueues destroys the completion queues and the SRQ. Their queue pairs are gone.
 func (l *thread) destroyQueues() {
 	for _, q := range l.queues() {
 		if *q.cq != nil {
@@ -165,7 +166,8 @@ func (l *Loop) calmest() *thread {
 	return slices.MinFunc(l.threads, func(a, b *thread) int { return a.live - b.live })
 }
 
-// carry copies a packet, of which it is told the slot in another pool, into a buffer of p.
+// carry copies the packet of it, whose slot is in another pool, into a buffer of p. It returns the
+// slot in p; ok is false if no buffer is free.
 func (p *sendPool) carry(from *sendPool, it *sendItem) (slot int32, ok bool) {
 	var one [1]int32
 	n := int(it.n) - headerLen

@@ -10,23 +10,23 @@ import (
 
 const headerLen = encap.HeaderLen
 
-// batchLen is how many packets are taken from the TUN at once. Full-sized ones
-// make 2 MiB of it.
+// batchLen is how many packets are taken from the TUN at once. A batch of full-sized packets has 2
+// MiB.
 const batchLen = 32
 
-// A sender is the state of the TUN reader. It never waits for a queue pair: what
-// cannot be posted waits in the backlog, or is dropped there.
+// A sender is the state of a TUN reader. It never waits for a queue pair: a packet that cannot be
+// posted waits in the backlog, or is dropped there.
 type sender struct {
 	l       *thread
 	slots   []int32
 	bufs    [][]byte
 	sizes   []int
-	to      []*sendQ   // of the packets of this batch, nil: taken care of
-	items   []sendItem // of this batch
-	group   []sendItem // those of one queue
+	to      []*sendQ   // the queues of items; nil once an item is in group
+	items   []sendItem // the packets of this batch that are to be posted
+	group   []sendItem // those of items that go to one queue
 	work    *work
-	drained bool                                          // the last batch was not full: nothing more was there
-	read    func(bufs [][]byte, sizes []int) (int, error) // blocks or not
+	drained bool                                          // the last batch was not full: the TUN had no more
+	read    func(bufs [][]byte, sizes []int) (int, error) // may block
 }
 
 func newSender(l *thread, read func([][]byte, []int) (int, error)) *sender {
@@ -46,7 +46,7 @@ func (s *sender) run() error {
 	}
 }
 
-// step moves one batch that is read.
+// step reads one batch and sends it. It returns the number of packets read.
 func (s *sender) step() (n int, err error) {
 	l := s.l
 	if have := len(s.slots); have <= batchLen {
@@ -55,7 +55,7 @@ func (s *sender) step() (n int, err error) {
 			s.bufs[i] = l.pool.packet(s.slots[i])
 		}
 	}
-	most := max(1, len(s.slots)-1) // one is for what comes next
+	most := max(1, len(s.slots)-1) // one slot is kept for the next packet
 	if n, err = s.read(s.bufs[:most], s.sizes); err != nil {
 		return 0, fmt.Errorf("read %s: %w", l.tun.Name(), err)
 	}
@@ -68,8 +68,8 @@ func (s *sender) step() (n int, err error) {
 	return n, nil
 }
 
-// batch sends the first n packets read. Slots whose packet went nowhere stay, and
-// one stays always, so that the next packet can be read.
+// batch sends the first n packets read. Slots whose packet went nowhere stay. At least one slot
+// always stays, so that the next packet can be read.
 func (s *sender) batch(n int, now int64) {
 	l := s.l
 	cache := l.dests.Load()
@@ -107,7 +107,7 @@ func (s *sender) batch(n int, now int64) {
 	s.items, s.to = s.items[:0], s.to[:0]
 }
 
-// unroute takes the last item out of the batch, because there is no buffer for it.
+// unroute takes the last item out of the batch and drops it, because there is no buffer for it.
 func (s *sender) unroute() {
 	last := len(s.items) - 1
 	s.items[last].path.c.dropped.Add(1)
@@ -115,8 +115,8 @@ func (s *sender) unroute() {
 	s.items, s.to = s.items[:last], s.to[:last]
 }
 
-// carried has the last item of the batch lie in a buffer of the thread that posts it, and
-// reports whether that is another than this. If there is none it is dropped.
+// carried reports whether another thread posts the last item of the batch. If so, it copies the
+// packet into a buffer of that thread, or drops the item if none is free.
 func (s *sender) carried() bool {
 	last := len(s.items) - 1
 	it, th := &s.items[last], s.to[last].th
@@ -133,8 +133,7 @@ func (s *sender) carried() bool {
 	return true
 }
 
-// small has the last item of the batch lie in a small buffer, and reports whether
-// that could be done.
+// small copies the packet of the last item into a small buffer, and reports whether it could.
 func (s *sender) small() bool {
 	it := &s.items[len(s.items)-1]
 	to, ok := s.l.pool.copySmall(it.slot, int(it.n)-headerLen)
@@ -144,8 +143,8 @@ func (s *sender) small() bool {
 	return ok
 }
 
-// route puts packet i into the batch and reports whether it did;
-// else the packet was dropped or went up.
+// route puts packet i into the batch and reports whether it did. If not, the packet was dropped or
+// went up.
 func (s *sender) route(cache *dests, i int, now int64) bool {
 	l := s.l
 	pkt := s.bufs[i][:s.sizes[i]]
@@ -201,7 +200,7 @@ func (s *sender) route(cache *dests, i int, now int64) bool {
 	return true
 }
 
-// held reports whether a packet that would go up is dropped because of HoldGroups.
+// held reports whether HoldGroups drops a packet that would go up, and counts it.
 func (l *thread) held(t encap.EtherType, pkt []byte) bool {
 	if !l.hold.Load() || !l.isGroup(t, pkt) {
 		return false
@@ -232,10 +231,10 @@ func (l *thread) sent(q *sendQ, items []sendItem) {
 	}
 }
 
-// Send sends one IP packet on p as the TUN reader would, from any goroutine:
-// packets that waited for p, or fragments. It does not look at the
-// destination cache or the path's MTU, and never waits: ErrFull if the send queue or the buffers are
-// used up. A Miss or Drop is ErrClosed.
+// Send sends one IP packet on p as the TUN reader would: packets that waited for p, or fragments.
+// Any goroutine may call it. It does not look at the destination cache or at the path's MTU. It
+// never waits: the error is ErrFull if the send queue is full or the buffers are used up, and
+// ErrClosed if p leads to a Miss or Drop.
 func (l *Loop) Send(p *Path, packet []byte) error {
 	t := ipType(packet)
 	if t == 0 {
@@ -270,8 +269,8 @@ func (l *Loop) SendUD(dst UDDest, t encap.EtherType, payload []byte) error {
 	return l.udq.th.sendOne(l.udq, nil, dst, t, payload)
 }
 
-// SendCopies sends payload behind a header of type t to each of dst on the UD QP, and returns how
-// many of them left: it never waits.
+// SendCopies sends payload behind a header of type t to each of dst on the UD QP. It never waits,
+// and returns how many of them were posted.
 func (l *Loop) SendCopies(dst []UDDest, t encap.EtherType, payload []byte) (sent int, err error) {
 	hand := &l.udq.th.hand
 	hand.RLock()
@@ -284,7 +283,7 @@ func (l *Loop) SendCopies(dst []UDDest, t encap.EtherType, payload []byte) (sent
 	return sent, err
 }
 
-// SendConn sends payload behind a header of type t on a connection: what is no IP packet.
+// SendConn sends payload, which is no IP packet, behind a header of type t on a connection.
 func (l *Loop) SendConn(c *Conn, t encap.EtherType, payload []byte) error {
 	hand := &c.th.hand
 	hand.RLock()
@@ -330,7 +329,7 @@ func (l *thread) sendOne(q *sendQ, p *Path, dst UDDest, t encap.EtherType, paylo
 }
 
 // sendBatch is sendOne to several destinations, batchLen at most. It returns how many messages
-// were posted; what kept the next one back is the error.
+// were posted. If that is fewer than it took buffers for, the error says why.
 func (l *thread) sendBatch(q *sendQ, dst []UDDest, t encap.EtherType, payload []byte) (int, error) {
 	if len(payload) > maxPacket {
 		return 0, ErrTooBig

@@ -7,8 +7,7 @@ import (
 	"ipoibcm/wire/encap"
 )
 
-// A Conn is the handle of one connected queue pair, never used twice. Zero means
-// none.
+// A Conn is the handle of one connected queue pair. No handle is used twice. Zero means none.
 type Conn uint32
 
 // A PathKind says how a next hop is reached.
@@ -20,7 +19,7 @@ const (
 	PathConn                  // on connection Conn
 	PathUD                    // to Link over the UD QP
 	PathGroup                 // to MGID Link.GID over the UD QP
-	PathDrop                  // counted and dropped
+	PathDrop                  // packets are counted and dropped
 )
 
 // String prints k in a word.
@@ -28,8 +27,8 @@ func (k PathKind) String() string {
 	return [...]string{"miss", "conn", "ud", "group", "drop", "?"}[min(k, PathDrop+1)]
 }
 
-// A Path is how the data path reaches a next hop. A packet larger than MTU
-// octets (IP, without the encapsulation header) is handed up. The zero Path is none.
+// A Path is how the data path reaches a next hop. A packet larger than MTU octets (IP, without the
+// encapsulation header) is handed up. The zero Path means that the next hop is not known.
 type Path struct {
 	Kind PathKind
 	Conn Conn           // PathConn
@@ -41,21 +40,21 @@ type Path struct {
 type Event interface{ step(*Table) }
 
 type (
-	// Host is a change of the kernel's, as hostnet tells it.
+	// Host is a change in the kernel, as hostnet tells it.
 	Host struct{ rtnl.Event }
 
-	// Resolve asks for the next hop of a packet from the TUN. The answer is
-	// Forward, now or after Answered. Packet belongs to the machine.
+	// Resolve asks for the next hop of a packet from the TUN. The answer is Forward, at once or
+	// after Answered. The machine owns Packet from now on.
 	Resolve struct {
 		Flow   rtnl.Flow
 		Packet []byte
 	}
 
-	// Stale says that the data path used an answer which is old. The flow is as
-	// it takes it from packets.
+	// Stale says that the data path used an old answer. Flow has the fields that the data path
+	// takes from packets.
 	Stale struct{ Flow rtnl.Flow }
 
-	// Answered is the outcome of Lookup. With Err there is no answer.
+	// Answered is the outcome of Lookup. With Err the kernel gave no answer.
 	Answered struct {
 		Lookup  Lookup
 		NextHop NextHop
@@ -65,30 +64,30 @@ type (
 	// Done is the outcome of SetRoute, SetRule and FlushExceptions.
 	Done struct {
 		Action Action
-		Route  rtnl.Route  // SetRoute: what stands there now; zero: nothing
-		Answer rtnl.Answer // with Ask: what the kernel said
-		Why    string      // nothing stands there: somebody else's does, or it would be no guest
-		Err    error       // what else went wrong; that there was nothing to remove is no error
+		Route  rtnl.Route  // SetRoute: the route that stands there now; zero if none
+		Answer rtnl.Answer // with Ask: the kernel's answer
+		Why    string      // why no route was set: somebody else's is there, or ours would be no guest
+		Err    error       // any other failure; a missing route to remove is no error
 	}
 
-	// SetHop says how a neighbour is reached from now on; a zero path says that it
-	// is not known any more.
+	// SetHop says how a neighbour is reached from now on. A zero path says that this is not known
+	// any more.
 	SetHop struct {
 		Addr netip.Addr
 		Path Path
 	}
 
-	// TooBig says that an ICMP message told the kernel of a smaller MTU, which it
+	// TooBig says that an ICMP message told the kernel of a smaller path MTU, which the kernel
 	// remembers.
 	TooBig struct{}
 
-	// SetUDMTU says that datagrams have another largest size from now on, in octets of IP.
+	// SetUDMTU says that the largest datagram has another size from now on, in octets of IP.
 	SetUDMTU struct{ MTU int }
 
-	// Stop forgets all destinations, for good.
+	// Stop forgets all destinations.
 	Stop struct{}
 
-	// Wake says that Deadline has passed. Spurious ones are harmless.
+	// Wake says that Deadline has passed. A Wake before that does nothing.
 	Wake struct{}
 )
 
@@ -103,68 +102,67 @@ type (
 		Packet []byte
 	}
 
-	// Expect says that packets from Src will most likely go to a next hop: its
-	// neighbour may be looked for while the kernel is asked.
+	// Expect says that packets from Src will most likely go to next hop Hop. The driver may look
+	// for that neighbour while the kernel is asked.
 	Expect struct{ Hop, Src netip.Addr }
 
-	// Lookup asks the kernel for the next hop of a flow with its method Do, not on the
-	// goroutine that steps the machine, and gives Answered.
+	// Lookup asks the kernel for the next hop of a flow. The driver calls its method Do, not on the
+	// goroutine that steps the machine, and steps the machine with the Answered that it returns.
 	Lookup struct {
 		Flow   rtnl.Flow
 		Link   rtnl.Link
-		Resets uint32 // how often all destinations had been forgotten
+		Resets uint32 // how often all destinations had been forgotten by then
 	}
 
-	// SetPath makes hop be reached by path in the data path, from now on. A zero
-	// path forgets the hop, which no destination leads to.
+	// SetPath makes the data path reach hop by path from now on. A zero path forgets the hop; no
+	// destination leads to it then.
 	SetPath struct {
 		Hop  netip.Addr
 		Path Path
 	}
 
-	// AskPath asks for SetHop, if the hop is a neighbour that is known.
+	// AskPath asks for SetHop, if the hop is a known neighbour.
 	AskPath struct{ Hop netip.Addr }
 
-	// SetDest leads flows to a hop, which has a path. A zero hop forgets the
+	// SetDest leads a flow to a hop, for which there was a SetPath. A zero hop forgets the
 	// destination.
 	SetDest struct {
 		Flow rtnl.Flow
 		Hop  netip.Addr
 	}
 
-	// StaleDest makes the next packet of a destination cause Stale; without a
-	// destination the next packet of each.
+	// StaleDest makes the next packet of a destination cause Stale. With a zero Flow the next
+	// packet of each destination does.
 	StaleDest struct{ Flow rtnl.Flow }
 
 	// ResetDests forgets all destinations and takes flows by Fields from now on.
 	ResetDests struct{ Fields rtnl.Fields }
 
-	// SetRoute takes a route of ours away and adds another with its method Do; either may
-	// be zero. Of a New that is there already, ours or the kernel's, it changes the
-	// metrics. With Ask it is added only if it is a guest where the kernel sends to Host
-	// without it, in the table and with the source that the kernel says. SetRule does
-	// likewise with rules. FlushExceptions empties the kernel's cache of path
-	// MTUs, because the MTU of a next hop rose. The outcome of each is Done; they are
-	// done in the order given, not on the goroutine that steps the machine.
+	// SetRoute removes a route of ours and adds another; either may be zero. The driver calls its
+	// method Do. If New is there already, ours or the kernel's, its metrics are changed. With Ask,
+	// New is added only if it is a guest where the kernel sends to Host without it, in the table
+	// and with the source of the kernel's answer. SetRule replaces a rule likewise. FlushExceptions
+	// empties the kernel's cache of path MTUs, because the MTU of a next hop rose. The outcome of
+	// each is Done. They are done in the order given, not on the goroutine that steps the machine.
 	SetRoute struct {
 		Old, New rtnl.Route
-		Host     netip.Addr // the neighbour that it is for, if any
+		Host     netip.Addr // the neighbour that New is for, if any
 		Ask      bool
-		Link     rtnl.Link // of Ask
-		ByDSCP   bool      // of Ask: routes or rules look at that
+		Link     rtnl.Link // for Ask: the device
+		ByDSCP   bool      // for Ask: some routes or rules look at the DSCP
 	}
 	SetRule         struct{ Old, New rtnl.Rule }
 	FlushExceptions struct{}
 
-	// Device passes on that the device or its addresses changed: LinkChange, AddrSet,
-	// AddrGone. IPv6Up says that the kernel does IPv6 there again, and has forgotten what
-	// was set for it before.
+	// Device passes on that the device or its addresses changed: LinkChange, AddrSet, AddrGone.
+	// IPv6Up says that the kernel does IPv6 on the device again, and has forgotten IPv6 settings of
+	// the time before.
 	Device struct{ rtnl.Event }
 	IPv6Up struct{}
 
-	// Note tells people what the kernel refused, or what a route is not made for.
+	// Note tells people what the kernel refused, or why no route is made for a neighbour.
 	Note struct {
-		Addr netip.Addr // zero if none is concerned
+		Addr netip.Addr // zero if the note is about no address
 		Text string
 	}
 )
@@ -188,12 +186,12 @@ func (Note) action()            {}
 type Counters struct {
 	Lookups       uint64 `name:"lookups"`              // questions to the kernel
 	HostLookups   uint64 `name:"host_lookups"`         // likewise, for host routes
-	LookupsFailed uint64 `name:"lookups_failed"`       // without an answer
+	LookupsFailed uint64 `name:"lookups_failed"`       // lookups without an answer
 	Evicted       uint64 `name:"destinations_evicted"` // destinations that gave way to others
-	DropBusy      uint64 `name:"drop_lookups_busy"`    // packets: too many questions are open
-	DropWaiting   uint64 `name:"drop_lookup_queue"`    // packets: too many wait for answers
-	DropNoAnswer  uint64 `name:"drop_no_answer"`       // packets: the kernel could not be asked
-	DropDown      uint64 `name:"drop_device_down"`     // packets that waited when the device went down
+	DropBusy      uint64 `name:"drop_lookups_busy"`    // packets dropped: too many questions, or no destination could give way
+	DropWaiting   uint64 `name:"drop_lookup_queue"`    // packets dropped because too many waited for answers
+	DropNoAnswer  uint64 `name:"drop_no_answer"`       // packets dropped because the kernel could not be asked
+	DropDown      uint64 `name:"drop_device_down"`     // packets that waited when the device went down, or at Stop
 	RoutesSet     uint64 `name:"routes_set"`
 	RoutesRemoved uint64 `name:"routes_removed"`
 	RoutesRefused uint64 `name:"routes_refused"`

@@ -8,8 +8,8 @@ import (
 	"ipoibcm/rtnl"
 )
 
-// A Kernel answers where it would send a packet. An error means that it could
-// not be asked; that there is no route is an answer.
+// A Kernel answers where it would send a packet. An error means that it could not be asked; that
+// there is no route is an answer.
 type Kernel interface {
 	Lookup(rtnl.Query) (rtnl.Answer, error)
 }
@@ -17,9 +17,9 @@ type Kernel interface {
 // A Router is a kernel that takes routes.
 type Router interface {
 	Kernel
-	AddRoute(rtnl.Route) error // of ours, or its metrics; rtnl.ErrExists: the place is another's
-	SetRoute(rtnl.Route) error // metrics of one of the kernel's
-	DelRoute(rtnl.Route) error // of ours; rtnl.ErrNotFound
+	AddRoute(rtnl.Route) error // adds a route of ours or sets its metrics; rtnl.ErrExists if somebody else's is there
+	SetRoute(rtnl.Route) error // sets the metrics of one of the kernel's routes
+	DelRoute(rtnl.Route) error // removes a route of ours; rtnl.ErrNotFound if it is not there
 }
 
 // A NextHop is where the kernel sends packets of a flow when they leave by the
@@ -27,12 +27,12 @@ type Router interface {
 type NextHop struct {
 	Addr   netip.Addr  // the gateway; the destination itself if it is on the link
 	Answer rtnl.Answer // the kernel's own choice
-	Bound  bool        // the kernel was asked for this device, because it would take another
-	Leaves bool        // packets leave by the device: those that name it, if Bound
-	ByDSCP bool        // of AskHost: packets of some DSCP go elsewhere
+	Bound  bool        // the kernel was asked for a sender bound to this device, because it would take another device
+	Leaves bool        // packets leave by the device; with Bound, those whose sender is bound to it
+	ByDSCP bool        // AskHost: packets of some DSCP go elsewhere
 }
 
-// Do asks k.
+// Do asks k for the next hop.
 func (l Lookup) Do(k Kernel) (a Answered) {
 	a.Lookup = l
 	a.NextHop, a.Err = Ask(k, l.Link, l.Flow)
@@ -71,7 +71,7 @@ func (s SetRoute) Do(k Router) (d Done) {
 	return d
 }
 
-// An asker is a kernel that is not asked again once it could not be.
+// An asker is a kernel that is asked no more after it could not be asked once.
 type asker struct {
 	Kernel
 	err error
@@ -91,14 +91,13 @@ const loopback = 1
 
 // Ask finds the next hop of packets of flow that came out of the TUN link.
 //
-// The kernel is asked without naming the device, as for the packet itself: with
-// it, IPv4 would always take the first hop of a multipath route, take what has
-// no route for on-link, and apply rules that the packet has not met. Only where
-// the answer is another device, and not one hop among others by ours, it is named:
-// the sender is bound to ours.
+// It asks the kernel without naming the device, as for the packet itself. If it named the device,
+// IPv4 would always take the first hop of a multipath route, take a destination without a route
+// for on-link, and apply rules that the packet has not met. Only if the answer is another device,
+// and no hop of it leads by ours, does Ask name the device: then the sender is bound to it.
 //
-// In a VRF the VRF is named, whose senders are bound to it: the kernel then looks in its
-// table, for routes by any device (l3mdev_update_flow in net/l3mdev/l3mdev.c).
+// In a VRF Ask names the VRF, because senders there are bound to it. The kernel then looks in the
+// table of the VRF, for routes by any device (l3mdev_update_flow in net/l3mdev/l3mdev.c).
 func Ask(kernel Kernel, link rtnl.Link, flow rtnl.Flow) (NextHop, error) {
 	k, device := &asker{Kernel: kernel}, link.Index
 	q := rtnl.Query{Flow: flow, OIF: link.VRF()}
@@ -106,8 +105,8 @@ func Ask(kernel Kernel, link rtnl.Link, flow rtnl.Flow) (NextHop, error) {
 		q.Src = netip.Addr{}
 	}
 	if q.Src.IsValid() {
-		// A source that is not the host's own is that of a forwarded packet, which
-		// came in by the device towards it.
+		// A source that is no address of the host means that the packet is forwarded. It came in by
+		// the device that leads to the source.
 		switch a := k.ask(rtnl.Query{Flow: rtnl.Flow{Dst: q.Src}, OIF: q.OIF}); {
 		case a.Type == rtnl.Local:
 		case a.OK():
@@ -117,7 +116,7 @@ func Ask(kernel Kernel, link rtnl.Link, flow rtnl.Flow) (NextHop, error) {
 		}
 	}
 	a := k.ask(q)
-	if !a.OK() && q.Src.IsValid() { // a source that the kernel does not accept
+	if !a.OK() && q.Src.IsValid() { // perhaps the kernel does not accept the source
 		q.Src, q.IIF, q.OIF = netip.Addr{}, 0, link.VRF()
 		a = k.ask(q)
 	}
@@ -127,8 +126,8 @@ func Ask(kernel Kernel, link rtnl.Link, flow rtnl.Flow) (NextHop, error) {
 		a = k.ask(q)
 	}
 	if hop.Bound = !a.OK() || a.OIF != device; hop.Bound {
-		// As a sender asks that is bound to the device. What is forwarded cannot be
-		// asked so; and with a source IPv6 takes the device for a wish only
+		// Ask as a sender does that is bound to the device. A forwarded packet cannot be asked for
+		// like that; and with a source, IPv6 takes the device only as a preference
 		// (ip6_route_output_flags in net/ipv6/route.c).
 		if q.Match, q.Through, q.OIF = false, 0, device; q.IIF != 0 {
 			q.Src, q.IIF = netip.Addr{}, 0
@@ -138,7 +137,7 @@ func Ask(kernel Kernel, link rtnl.Link, flow rtnl.Flow) (NextHop, error) {
 			a = k.ask(q)
 		}
 	}
-	// Without any route it is the destination itself: rules that look at what a
+	// Without any route the next hop is the destination itself: a rule that looks at something a
 	// TUN does not show brought the packet here.
 	if hop.Leaves = a.OK() && a.OIF == device; hop.Leaves && a.Via.IsValid() {
 		hop.Addr = a.Via.WithZone("")
@@ -146,8 +145,8 @@ func Ask(kernel Kernel, link rtnl.Link, flow rtnl.Flow) (NextHop, error) {
 	return hop, k.err
 }
 
-// AskHost asks how the kernel sends packets to a neighbour, for [NextHop.NotGuest];
-// with byDSCP for every DSCP, because there may be routes for some.
+// AskHost asks how the kernel sends packets to a neighbour, for [NextHop.NotGuest]. With byDSCP it
+// asks for every DSCP, because there may be routes for some.
 func AskHost(kernel Kernel, link rtnl.Link, a netip.Addr, byDSCP bool) (NextHop, error) {
 	k := &asker{Kernel: kernel}
 	q := rtnl.Query{Flow: rtnl.Flow{Dst: a}, Match: true}
@@ -163,12 +162,11 @@ func AskHost(kernel Kernel, link rtnl.Link, a netip.Addr, byDSCP bool) (NextHop,
 	return hop, k.err
 }
 
-// taken is why there is no host route of ours where another's stands.
+// taken is the reason for no host route of ours where somebody else's stands.
 const taken = "it has a host route of somebody else's, whose MTU counts"
 
-// NotGuest says why no host route of ours may show the MTU of neighbour h.Addr. It is
-// empty if the kernel sends to it on the link by device, and nobody else has said with
-// which MTU.
+// NotGuest says why no host route of ours may show the MTU of neighbour h.Addr. The result is
+// empty if the kernel sends to it on the link by device, and nobody else has set an MTU for it.
 func (h NextHop) NotGuest(link rtnl.Link) (why string) {
 	a := h.Answer
 	switch {

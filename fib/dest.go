@@ -10,22 +10,22 @@ import (
 )
 
 const (
-	// maxAge is that of an answer which is used. The data path tells who is older.
+	// maxAge is the age at which an answer in use is asked for again. The data path tells when an
+	// answer is older (Stale).
 	maxAge = 30 * time.Second
-	// maxWaitingPackets bounds what waits for one answer.
+	// maxWaitingPackets bounds the packets that wait for one answer.
 	maxWaitingPackets = 64
 	// expireBatch bounds how many destinations one Wake forgets.
 	expireBatch = 1024
 )
 
-// A dest is a destination that the data path knows, or for which an answer of
-// the kernel is due.
+// A dest is a destination that the data path knows, or for which the kernel has been asked.
 type dest struct {
 	entry
 	hop      netip.Addr // zero until the first answer
-	answered time.Time  // zero before
-	asked    uint32     // the generation of the last Lookup; another if its answer is old
-	asking   bool       // it is out
+	answered time.Time  // when the kernel answered last; zero before the first answer
+	asked    uint32     // generation of the last Lookup; a change inside one prefix makes it another
+	asking   bool       // a Lookup is under way
 	waiting  [][]byte   // packets for the first answer
 
 	lru.Links[dest] // in dests.used
@@ -35,19 +35,19 @@ type dest struct {
 type dests struct {
 	fields rtnl.Fields
 	index  index[*dest]
-	// used has them by when they were answered, or asked for first. Those in use are
-	// asked for again every maxAge, so the oldest is the one that was used longest ago,
-	// give or take that.
+	// used has the destinations by the time of their last answer, or of the first question. Those
+	// in use are asked for again every maxAge. So the oldest is the one that was used longest ago,
+	// within maxAge.
 	used       lru.List[dest, *dest]
-	lookups    int    // out
-	packets    int    // waiting for answers
-	octets     int    // of them
-	generation uint32 // counts what concerned all destinations
-	resets     uint32 // counts how often all were forgotten
+	lookups    int    // Lookups under way
+	packets    int    // packets that wait for answers
+	octets     int    // octets of these packets
+	generation uint32 // number of changes that concerned all destinations
+	resets     uint32 // how often all destinations were forgotten
 }
 
-// deadline returns when the oldest destination has not been used for so long that
-// it goes.
+// deadline returns when the oldest destination has been unused for so long that it is forgotten.
+// Zero means never.
 func (s *dests) deadline() time.Time {
 	if d := s.used.Oldest(); d != nil && !d.asking {
 		return d.answered.Add(2 * maxAge)
@@ -55,7 +55,8 @@ func (s *dests) deadline() time.Time {
 	return time.Time{}
 }
 
-// step forwards a packet that the data path could not, or asks where it goes.
+// step forwards a packet for which the data path had no destination, or asks the kernel for its
+// next hop.
 func (ev Resolve) step(t *Table) {
 	d := t.dests.index.get(ev.Flow)
 	if d == nil {
@@ -86,13 +87,13 @@ func (ev Resolve) step(t *Table) {
 	}
 }
 
-// room makes room for one more destination.
+// room makes room for one more destination, and reports whether it could.
 func (t *Table) room() bool {
 	if t.dests.used.Len() < t.opt.MaxDests {
 		return true
 	}
 	for d := t.dests.used.Oldest(); d != nil; d = d.Newer() {
-		if !d.asking { // of those there are few
+		if !d.asking { // few are being asked for
 			t.n.Evicted++
 			t.forget(d)
 			return true
@@ -107,7 +108,7 @@ func (ev Stale) step(t *Table) {
 	switch {
 	case d == nil || d.asking:
 	case t.dests.lookups >= t.opt.MaxLookups:
-		t.do(StaleDest(ev)) // with a later packet
+		t.do(StaleDest(ev)) // a later packet asks again
 	default:
 		t.ask(d)
 	}
@@ -120,7 +121,7 @@ func (t *Table) ask(d *dest) {
 	t.do(Lookup{Flow: d.flow, Link: t.routes.link, Resets: t.dests.resets})
 }
 
-// step takes what the kernel says into the data path.
+// step tells the data path the kernel's answer.
 func (ev Answered) step(t *Table) {
 	d := t.dests.index.get(ev.Lookup.Flow)
 	if d == nil || !d.asking || ev.Lookup.Resets != t.dests.resets {
@@ -134,7 +135,7 @@ func (ev Answered) step(t *Table) {
 	if ev.Err != nil {
 		t.n.LookupsFailed++
 		t.note(d.flow.Dst, "the kernel cannot be asked: %v", ev.Err)
-		hop = old // it serves on, if there is one
+		hop = old // the old answer serves on, if there is one
 	}
 	if d.hop = hop; hop.IsValid() {
 		t.hold(hop)
@@ -174,7 +175,7 @@ func (t *Table) forget(d *dest) {
 	}
 }
 
-// step forgets what was not used for long.
+// step forgets destinations that were not used for long.
 func (Wake) step(t *Table) {
 	for range expireBatch {
 		if at := t.dests.deadline(); at.IsZero() || t.now.Before(at) {
@@ -184,7 +185,7 @@ func (Wake) step(t *Table) {
 	}
 }
 
-// reroute makes destinations inside p be asked for again; all with a zero p.
+// reroute makes destinations inside p be asked for again. A zero p stands for all.
 func (t *Table) reroute(p netip.Prefix) {
 	if !p.IsValid() || p.Bits() == 0 {
 		t.dests.generation++
@@ -198,8 +199,8 @@ func (t *Table) reroute(p netip.Prefix) {
 	}
 }
 
-// setFields takes other fields of packets for their flows from now on. What
-// waits is asked for anew.
+// setFields makes other fields of packets decide their flows from now on. Waiting packets are
+// asked for anew.
 func (t *Table) setFields(f rtnl.Fields) {
 	if f == t.dests.fields {
 		return
@@ -211,7 +212,7 @@ func (t *Table) setFields(f rtnl.Fields) {
 	}
 }
 
-// resetDests forgets all destinations. It returns the packets that waited.
+// resetDests forgets all destinations, and returns the packets that waited.
 func (t *Table) resetDests(f rtnl.Fields) (waiting [][]byte) {
 	old := t.dests.index
 	t.dests = dests{fields: f, index: newIndex(&dest{}), resets: t.dests.resets + 1}

@@ -1,20 +1,19 @@
-// Package fib is the forwarding information base of one interface, as a pure
-// state machine: which next hop a packet from the TUN has, what the data path
-// knows of that, and which routes of ours the kernel should have.
+// Package fib is the forwarding information base of one interface, as a pure state machine. It
+// knows which next hop a packet from the TUN has, what the data path knows of that, and which
+// routes of ours the kernel should have.
 //
-// A TUN shows a packet and not its next hop. The kernel chose one, and is asked
-// which ([Ask]); nothing here looks at routes or rules to find it. What the
-// kernel answers is kept as a destination, and forgotten or asked again when
-// the kernel says that something changed. An old answer serves until the new
-// one is there.
+// A TUN shows a packet and not its next hop. The kernel chose one, and is asked which ([Ask]);
+// nothing here looks at routes or rules to find it. The kernel's answer is kept as a destination,
+// and forgotten or asked for again when the kernel says that something changed. An old answer
+// serves until the new one is there.
 //
-// Routes of ours are guests in the kernel's tables. A host route shows the MTU
-// of a connection; it is made only where the kernel sends the peer's packets on
-// the link by itself, and never in the place of somebody else's route. The
-// kernel's own routes of the device get metrics and are left otherwise.
+// Routes of ours are guests in the kernel's tables. A host route shows the MTU of a connection. It
+// is made only where the kernel sends the peer's packets on the link by itself, and never in the
+// place of somebody else's route. The kernel's own routes of the device get metrics; nothing else
+// of them changes.
 //
-// It keeps no copy of the routes of others. It cannot see what a TUN does not
-// show of a packet: mark, user, incoming device.
+// The package keeps no copy of other routes. It cannot see what a TUN does not show of a packet:
+// mark, user, incoming device.
 package fib
 
 import (
@@ -32,12 +31,12 @@ import (
 type Options struct {
 	UDMTU int // octets of IP over UD; zero means 2044
 
-	// BestMessage is the message that the provider sends at the least cost, with
-	// the encapsulation header: TCP is asked for no larger ones. Zero: no matter.
+	// BestMessage is the cheapest message size for the provider in octets, encapsulation header
+	// included. Our routes ask the peers' TCP for no larger ones. Zero sets no limit.
 	BestMessage int
 
 	MaxDests   int // destinations; zero means 262144
-	MaxLookups int // asked and not answered; zero means 1024
+	MaxLookups int // questions without an answer yet; zero means 1024
 	MaxWaiting int // octets of packets that wait for answers; zero means 8 MiB
 }
 
@@ -47,11 +46,11 @@ type Table struct {
 	dests  dests
 	hops   map[netip.Addr]*hop
 	hosts  index[*host]
-	routes routes    // of the device
-	tooBig time.Time // when the kernel last heard of a smaller MTU
+	routes routes    // the kernel's routes of the device, and its state
+	tooBig time.Time // when the kernel last heard of a smaller path MTU
 	n      Counters
 
-	now time.Time // of the Step under way
+	now time.Time // time of the Step under way
 	out []Action
 }
 
@@ -63,8 +62,8 @@ func New(opt Options) *Table {
 		routes: routes{addrs: map[netip.Prefix]bool{}, own: map[rtnl.Key]ownRoute{}}}
 }
 
-// Step applies ev at time now and appends to dst what the driver must do, in
-// order. It is the only way the state changes.
+// Step applies ev at time now and appends to dst what the driver must do, in order. Nothing else
+// changes the state.
 func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 	t.now, t.out = now, dst
 	ev.step(t)
@@ -88,7 +87,8 @@ func (t *Table) note(a netip.Addr, format string, args ...any) {
 // Fields says which fields of packets decide their next hops now.
 func (t *Table) Fields() rtnl.Fields { return t.dests.fields }
 
-// Link returns the device as the kernel last told of it; its index is zero before.
+// Link returns the device as the kernel last told of it. Its index is zero before the first
+// Resync.
 func (t *Table) Link() rtnl.Link { return t.routes.link }
 
 // Dests returns how many destinations there are.

@@ -10,21 +10,22 @@ import (
 	"ipoibcm/rtnl"
 )
 
-// exceptionLife is how long the kernel remembers a path MTU that it heard of by
-// ICMP (net.ipv4.route.mtu_expires, net.ipv6.route.mtu_expires).
+// exceptionLife is how long the kernel remembers a path MTU that an ICMP message told it
+// (net.ipv4.route.mtu_expires, net.ipv6.route.mtu_expires).
 const exceptionLife = 10 * time.Minute
 
-// A hop is a neighbour, a gateway, or a group that destinations lead to. Of
-// neighbours that nothing leads to, of which there may be very many, there is none.
+// A hop is a neighbour, a gateway, or a group that destinations lead to. A neighbour that no
+// destination leads to has no hop; there may be very many of these.
 type hop struct {
 	path  Path
-	dests int // that lead here
+	dests int // number of destinations that lead here
 }
 
-// miss is the path of a hop that is not known: packets come up.
+// miss returns the path of a hop that is not known: packets are handed up.
 func (t *Table) miss() Path { return Path{Kind: PathMiss, MTU: t.effective(t.opt.UDMTU)} }
 
-// step asks again how each next hop is reached: a miss has the MTU of UD too.
+// step asks again how each next hop is reached, and changes the MTU of misses, which is that of
+// UD.
 func (ev SetUDMTU) step(t *Table) {
 	t.opt.UDMTU, t.routes.dirty = ev.MTU, true
 	for _, a := range slices.SortedFunc(maps.Keys(t.hops), netip.Addr.Compare) {
@@ -60,20 +61,20 @@ func (t *Table) release(a netip.Addr) {
 	t.do(SetPath{Hop: a})
 }
 
-// step takes the path to a neighbour.
+// step takes the path to a neighbour to the data path, and to the neighbour's host route.
 func (ev SetHop) step(t *Table) {
 	a, path, want := ev.Addr, ev.Path, 0
 	switch path.Kind {
 	case PathConn:
 		want = path.MTU
-	case PathMiss: // of none, too
+	case PathMiss: // a zero path too
 		path.MTU = t.miss().MTU
 	}
 	if h := t.hops[a]; h != nil && h.path != path {
 		t.do(SetPath{Hop: a, Path: path})
 		if path.MTU > h.path.MTU {
-			// What the kernel heard of a smaller MTU would keep destinations behind a
-			// gateway small for as long as it remembers.
+			// The kernel may remember a smaller path MTU of destinations behind a gateway, and would
+			// keep to it until it forgets.
 			if t.now.Sub(t.tooBig) < exceptionLife {
 				t.n.Flushes++
 				t.do(FlushExceptions{})
@@ -90,11 +91,11 @@ type HopInfo struct {
 	Addr  netip.Addr
 	Path  Path
 	Dests int    // destinations that lead there now
-	MTU   int    // of its host route; zero: there is none
-	Why   string // why there is none, if one is wanted
+	MTU   int    // MTU of its host route; zero if there is none
+	Why   string // why there is no host route, if one is wanted
 }
 
-// Hop tells of next hop a.
+// Hop returns what is known of next hop a.
 func (t *Table) Hop(a netip.Addr) HopInfo {
 	i := HopInfo{Addr: a}
 	if h := t.hops[a]; h != nil {
@@ -106,8 +107,9 @@ func (t *Table) Hop(a netip.Addr) HopInfo {
 	return i
 }
 
-// Hops yields the next hops that destinations lead to, in no order. Events may come between
-// two: what comes or goes meanwhile is yielded or not, and what goes and comes again may be twice.
+// Hops yields the next hops that destinations lead to, in no order. Events may come while it runs.
+// A hop that comes or goes meanwhile is yielded or not; one that goes and comes again may be
+// yielded twice.
 func (t *Table) Hops() iter.Seq[HopInfo] {
 	return func(yield func(HopInfo) bool) {
 		for a := range t.hops {

@@ -7,22 +7,22 @@ import (
 	"ipoibcm/rtnl"
 )
 
-// A host is a neighbour that a route of ours shows the MTU of its connection for.
+// A host is a neighbour to which a route of ours shows, or may show, the MTU of its connection.
 //
-// While the route is there the kernel answers with it, whatever else holds. So after
-// a change of somebody else's that may concern the neighbour it is removed, the
-// kernel asked, and made again only if it is still a guest there.
+// While that route is there, the kernel answers with it, whatever its other routes say. So after a
+// change of somebody else's that may concern the neighbour, the route is removed and the kernel
+// asked. The route is made again only if it is still a guest there.
 type host struct {
 	entry             // its address
-	want  int         // MTU; zero: no route
-	have  rtnl.Route  // zero: none
+	want  int         // MTU to show; zero if no route is wanted
+	have  rtnl.Route  // the route that is there; zero if none
 	busy  bool        // a change is under way
-	doubt bool        // the kernel must be asked (again)
-	match rtnl.Answer // what it took without ours
-	why   string      // there is none
+	doubt bool        // the kernel must be asked before a route is made or kept
+	match rtnl.Answer // the kernel's answer without our route
+	why   string      // why there is no route
 }
 
-// wantHost says which MTU a host route to a should show; zero: none is wanted.
+// wantHost says which MTU a host route to a should show. Zero means that no route is wanted.
 func (t *Table) wantHost(a netip.Addr, n int) {
 	h := t.hosts.get(rtnl.Flow{Dst: a})
 	if h == nil && n != 0 {
@@ -36,7 +36,7 @@ func (t *Table) wantHost(a netip.Addr, n int) {
 	}
 }
 
-// place asks for what makes the route of h what it should be, if that is not under way.
+// place asks for the change that makes the route of h as wanted, unless a change is under way.
 func (t *Table) place(h *host) {
 	if !t.routes.up() { // the kernel has dropped it, and adds none
 		h.have, h.doubt = rtnl.Route{}, true
@@ -65,7 +65,8 @@ func (t *Table) place(h *host) {
 	t.do(s)
 }
 
-// hostRoute is the route for h. Table and source are those that the kernel answered with.
+// hostRoute returns the route for h as wanted, with the table and source of the route that is
+// there.
 func (t *Table) hostRoute(h *host) rtnl.Route {
 	r := rtnl.Route{Dst: netip.PrefixFrom(h.flow.Dst, h.flow.Dst.BitLen()), Table: h.have.Table, Type: rtnl.Unicast,
 		Protocol: rtnl.Protocol, Src: h.have.Src, MTU: t.effective(h.want)}
@@ -80,7 +81,7 @@ func (t *Table) hostRoute(h *host) rtnl.Route {
 	return r
 }
 
-// hostDone takes the outcome of what place asked for.
+// hostDone takes the outcome of a change that place asked for.
 func (t *Table) hostDone(ev Done, s SetRoute, why string) {
 	h := t.hosts.get(rtnl.Flow{Dst: s.Host})
 	if h.busy = false; ev.Err == nil || s.Old.Dst.IsValid() {
@@ -99,8 +100,8 @@ func (t *Table) hostDone(ev Done, s SetRoute, why string) {
 	}
 }
 
-// setHostRoute takes a route of ours that is there or is gone. What an agent before us
-// left, and what is not wanted any more, is removed.
+// setHostRoute takes the news that a route of ours is there or is gone. It removes routes that an
+// earlier agent left, or that are not wanted any more.
 func (t *Table) setHostRoute(r rtnl.Route, gone bool) {
 	h := t.hosts.get(rtnl.Flow{Dst: r.Dst.Addr()})
 	switch same := h != nil && r.Dst.IsSingleIP() && (h.busy || h.have.Key() == r.Key()); {
@@ -117,8 +118,8 @@ func (t *Table) setHostRoute(r rtnl.Route, gone bool) {
 	}
 }
 
-// doubt looks again at the host routes inside p, all with a zero p. Unless sure, only
-// those that a foreign change of p can concern.
+// doubt looks again at the host routes inside p. A zero p stands for all. Unless sure, it leaves
+// out routes that a change of somebody else's route to p cannot concern.
 func (t *Table) doubt(p netip.Prefix, sure bool) {
 	for h := range t.hosts.in(p) {
 		other := h.busy || h.why != "" || h.match.Protocol != rtnl.ProtoKernel

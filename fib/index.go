@@ -9,16 +9,16 @@ import (
 	"ipoibcm/rtnl"
 )
 
-// An entry is what an index holds, by its flow.
+// An entry is a member of an index, found by its flow.
 type entry struct{ flow rtnl.Flow }
 
 func (e *entry) key() *rtnl.Flow { return &e.flow }
 
-// An index is a set of entries in the order of their flows, for what a prefix holds
-// to be found without looking at the others.
+// An index is a set of entries in the order of their flows. It finds those inside a prefix without
+// looking at the others.
 type index[T interface{ key() *rtnl.Flow }] struct {
 	*btree.BTreeG[T]
-	probe T // to look for
+	probe T // scratch entry for searches
 }
 
 func newIndex[T interface{ key() *rtnl.Flow }](probe T) index[T] {
@@ -26,14 +26,15 @@ func newIndex[T interface{ key() *rtnl.Flow }](probe T) index[T] {
 	return index[T]{btree.NewBTreeGOptions(less, btree.Options{NoLocks: true}), probe}
 }
 
-// get returns the entry of f; the zero T if there is none.
+// get returns the entry of f, the zero T if there is none.
 func (x index[T]) get(f rtnl.Flow) (e T) {
 	*x.probe.key() = f
 	e, _ = x.Get(x.probe)
 	return e
 }
 
-// in yields the entries inside p, in order; all with a zero p. None may come or go meanwhile.
+// in yields the entries inside p, in order. The zero p yields all. No entry may come or go
+// meanwhile.
 func (x index[T]) in(p netip.Prefix) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		*x.probe.key() = rtnl.Flow{Dst: p.Masked().Addr()}

@@ -16,36 +16,37 @@ var (
 )
 
 const (
-	// groupTables is added to the index of the device: the table of its multicast
-	// route, which no other interface has.
+	// groupTables plus the index of the device is the table of its multicast route. No other
+	// interface has that table.
 	groupTables = 75 << 16
-	// groupPriority is that of the rule which leads there: before table main.
+	// groupPriority is the priority of the rule that leads to that table: before table main.
 	groupPriority = 32765
 )
 
-// routes is what the kernel has of the device.
+// routes is the state of the device in the kernel: its link, addresses and routes.
 type routes struct {
-	seen  bool // a first Resync came
+	seen  bool // a first Resync has come
 	link  rtnl.Link
 	addrs map[netip.Prefix]bool
 	own   map[rtnl.Key]ownRoute
-	rule  rtnl.Rule // the one that is there; zero: none
-	dirty bool      // own and rule must be looked at
+	rule  rtnl.Rule // the rule that is there; zero if none
+	dirty bool      // reconcile must look at own and rule
 }
 
-// An ownRoute is a route that the kernel made, or that of groups, as the kernel has it
-// or was last told.
+// An ownRoute is a route that the kernel made, or our multicast route, as the kernel has it or was
+// last told.
 type ownRoute struct {
 	rtnl.Route
-	failed string // what it refused, said once
+	failed string // what the kernel refused; people are told once
 }
 
-// refusedMTU is that of a route whose metrics the kernel refused.
+// refusedMTU marks a route whose metrics the kernel refused. No route should have that MTU, so the
+// next reconcile tries again.
 const refusedMTU = -1
 
 func (s *routes) up() bool { return s.link.Up && !s.link.Gone }
 
-// step takes one change of the kernel's in.
+// step takes one change in the kernel.
 func (ev Host) step(t *Table) {
 	switch ev.Kind {
 	case rtnl.Resync:
@@ -66,8 +67,8 @@ func (ev Host) step(t *Table) {
 	}
 }
 
-// resync replaces all that is known of the device: what went before what came, as
-// single changes would.
+// resync replaces all that is known of the device. It takes first what has gone and then what has
+// come, as if by single changes.
 func (t *Table) resync(s *rtnl.Snapshot) {
 	gone := maps.Clone(t.routes.addrs)
 	for _, a := range s.Addrs {
@@ -103,7 +104,7 @@ func (t *Table) setAddr(ev rtnl.Event) {
 	t.routes.dirty = true
 }
 
-// setLink takes the state of the device.
+// setLink takes the new state of the device.
 func (t *Table) setLink(l rtnl.Link) {
 	old, wasUp := t.routes.link, t.routes.up()
 	t.routes.link, t.routes.dirty = l, true
@@ -134,7 +135,7 @@ func (t *Table) setLink(l rtnl.Link) {
 	}
 }
 
-// setRoute takes a route that is new, has changed or is gone.
+// setRoute takes the news that a route is new, has changed or is gone.
 func (t *Table) setRoute(r rtnl.Route, gone bool) {
 	key := r.Key()
 	if r.Protocol == rtnl.Protocol && key != t.groupRoute().Key() {
@@ -153,8 +154,8 @@ func (t *Table) setRoute(r rtnl.Route, gone bool) {
 	}
 }
 
-// reconcile asks for what makes the routes in own and the rule what they should be.
-// While the device is down the kernel has dropped them, and adds none.
+// reconcile asks for the changes that make the routes in own and the rule as they should be. It
+// does nothing while the device is down: the kernel has dropped its routes then, and adds none.
 func (t *Table) reconcile() {
 	s := &t.routes
 	if !s.dirty || !s.up() {
@@ -186,9 +187,9 @@ func (t *Table) reconcile() {
 	t.setRule(rule)
 }
 
-// groupRoute is the route that gives IPv4 multicast the MTU of UD. It stands in a
-// table of its own, which a rule opens to those who name the device: who names
-// none sends multicast where he did before.
+// groupRoute returns the route that gives IPv4 multicast the MTU of UD. It stands in a table of
+// its own. A rule leads only packets there whose sender names the device; other multicast goes
+// where it went before.
 func (t *Table) groupRoute() rtnl.Route {
 	return rtnl.Route{Dst: multicast4, Table: groupTables + t.routes.link.Index, Type: rtnl.Multicast,
 		Protocol: rtnl.Protocol, Scope: rtnl.ScopeLink}
@@ -201,7 +202,8 @@ func (t *Table) setRule(r rtnl.Rule) {
 	}
 }
 
-// metrics returns r, which is the kernel's or that of groups, as it should be.
+// metrics returns r, a route of the kernel's or our multicast route, with the metrics that it
+// should have.
 func (t *Table) metrics(r rtnl.Route) rtnl.Route {
 	ud := t.effective(t.opt.UDMTU)
 	switch {
@@ -222,7 +224,7 @@ func isConnected(r rtnl.Route) bool {
 	return r.Protocol == rtnl.ProtoKernel && r.Type == rtnl.Unicast && r.Table != rtnl.TableLocal && !r.Via.IsValid()
 }
 
-// effective is MTU n on the device as it is now.
+// effective returns MTU n, but no more than the MTU of the device.
 func (t *Table) effective(n int) int {
 	if t.routes.link.MTU == 0 {
 		return n
@@ -230,7 +232,7 @@ func (t *Table) effective(n int) int {
 	return mtu.Effective(t.routes.link.MTU, n)
 }
 
-// largestTCP is the longest IP packet that peers' TCP should send us.
+// largestTCP returns the length of the longest IP packet that peers' TCP should send us.
 func (t *Table) largestTCP() int {
 	n := t.effective(mtu.DefaultDevice)
 	if t.opt.BestMessage == 0 {
@@ -239,8 +241,8 @@ func (t *Table) largestTCP() int {
 	return min(n, mtu.IPMTU(uint32(t.opt.BestMessage)))
 }
 
-// step takes the outcome of a change. What failed is tried again when the kernel
-// tells of another change.
+// step takes the outcome of a change. A change that failed is tried again when the kernel tells of
+// another change.
 func (ev Done) step(t *Table) {
 	s, ok := ev.Action.(SetRoute)
 	why := ev.Why
@@ -251,7 +253,7 @@ func (ev Done) step(t *Table) {
 	if ok && s.Old.Dst.IsValid() {
 		t.n.RoutesRemoved++
 		if !ev.Route.Dst.IsValid() {
-			t.reroute(s.Old.Dst) // it was what the kernel answered with while it was there
+			t.reroute(s.Old.Dst) // the kernel answered with that route while it was there
 		}
 	}
 	if ok && ev.Route.Dst.IsValid() {

@@ -5,18 +5,18 @@ import "math"
 // A codel is CoDel's state of one flow (RFC 8289 section 5.3). It outlives the
 // flow's packets: a flow that comes back soon is controlled as before.
 type codel struct {
-	firstAbove int64  // when the waits will have been too long for an interval; 0: they are not
+	firstAbove int64  // when the waits will have been too long for an interval; 0 while they are not too long
 	dropNext   int64  // when the next packet is marked or dropped
-	count      uint32 // of those since dropping began
-	lastCount  uint32 // count when it last began
+	count      uint32 // packets marked or dropped since dropping began
+	lastCount  uint32 // value of count when dropping last began
 	dropping   bool
 }
 
-// remember is for how many intervals a flow's last count is of use (the kernel's
-// codel_dequeue).
+// remember is for how many intervals a flow's last count is used (the kernel's codel_dequeue).
 const remember = 16
 
-// control takes the first packet of f that is not dropped.
+// control takes the next packet out of f, as CoDel says. mark says that the packet is to be
+// marked. ok is false if no packet is left. Packets that it drops are appended to dropped.
 func (s *Scheduler) control(q *Queue, f *flow, rate, now int64, dropped []int32) (id int32, mark, ok bool, _ []int32) {
 	c := &f.codel
 	if f.head == 0 {
@@ -69,13 +69,15 @@ func (s *Scheduler) control(q *Queue, f *flow, rate, now int64, dropped []int32)
 	return id, false, true, dropped
 }
 
-// ownPackets is for how many packets as long as its own one of a flow may wait beyond the target. TCP adds
-// one to what is in flight in about two round trips, and a loss takes three tenths (RFC 9438): what a queue
-// has room for decides how often that comes, and so which share of long packets is sent again.
+// ownPackets is how many packets of the flow's largest size a flow's packet may wait for beyond
+// the target. TCP adds one packet to those in flight in about two round trips, and a loss takes
+// away three tenths (RFC 9438). So the room in the queue decides how often a loss comes, and which
+// share of long packets is sent again.
 const ownPackets = 6
 
-// ownWait returns how much longer than the target packets of f may wait, because each of them takes so long
-// where so many octets per second leave: at most so long (RFC 8289 section 4.4; CAKE has one and a half packets).
+// ownWait returns how much longer than the target packets of f may wait, in nanoseconds. On a slow
+// path each packet takes long to leave, at rate octets per second. The result is at most most (RFC
+// 8289 section 4.4; CAKE allows one and a half packets).
 func (f *flow) ownWait(rate, most int64) int64 {
 	if rate <= 0 {
 		return 0
@@ -83,10 +85,10 @@ func (f *flow) ownWait(rate, most int64) int64 {
 	return min(int64(ownPackets*float64(f.largest)*1e9/float64(rate)), most)
 }
 
-// late reports whether packets have waited too long for an interval, now that p
-// was taken out; own is ownWait of f. A destination that has no more than one packet waiting is slow,
-// and not behind. The same holds of a flow that has nothing else waiting: what it waited
-// for are the turns of others, which no loss of its own makes shorter.
+// late reports whether packets of f have waited too long for an interval, now that p was taken
+// out. own is ownWait of f. If no more than one packet waits for q, the destination is slow, but
+// not behind. If nothing else of f waits, p waited for the turns of other flows, which no loss in
+// f makes shorter. Neither counts.
 func (s *Scheduler) late(q *Queue, f *flow, p *packet, own, now int64) bool {
 	c := &f.codel
 	if now-p.since < s.target+own || f.packets == 0 || q.octets <= f.largest {
@@ -100,8 +102,8 @@ func (s *Scheduler) late(q *Queue, f *flow, p *packet, own, now int64) bool {
 	return now >= c.firstAbove
 }
 
-// after is the control law: count drops from now on come in intervals that shrink
-// with the square root of their number (RFC 8289 section 3.2).
+// after is the control law: it returns the time of the next drop after t. The intervals shrink
+// with the square root of count (RFC 8289 section 3.2).
 func (s *Scheduler) after(t, own int64, count uint32) int64 {
 	return t + int64(float64(s.interval+own)/math.Sqrt(float64(count)))
 }

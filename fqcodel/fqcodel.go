@@ -1,20 +1,18 @@
-// Package fqcodel is flow queueing with controlled delay (FQ-CoDel, RFC 8290), for
-// many destinations that share one store of packets.
+// Package fqcodel is flow queueing with controlled delay (FQ-CoDel, RFC 8290), for many
+// destinations that share one store of packets.
 //
-// A [Scheduler] holds packets by their number and never looks at them. Each
-// destination has a [Queue]; in it packets wait by flow, flows take turns by
-// deficit round robin, and a flow that had nothing waiting goes first. When a
-// packet leaves, CoDel (RFC 8289) looks how long it waited, and has it marked or
-// dropped where that is too long for too long. The caller says what time it is and
-// when a destination can take more.
+// A [Scheduler] knows packets by their number and never looks into them. Each destination has a
+// [Queue], in which packets wait by flow. Flows take turns by deficit round robin, and a flow that
+// had nothing waiting goes first. When a packet leaves, CoDel (RFC 8289) looks how long it waited.
+// If packets wait too long for too long, CoDel has packets marked or dropped. The caller says what
+// time it is and when a destination can take more.
 //
-// Flows are shared by all destinations as in the kernel's mac80211
-// (include/net/fq_impl.h): a destination that has nothing waiting costs its Queue
-// and nothing else. Flows are found in sets of eight. Where a set is full, those that
-// come later use the Queue's own flow.
+// All destinations share the flows, as in the kernel's mac80211 (include/net/fq_impl.h): a
+// destination that has nothing waiting costs only its Queue. Flows are found in sets of eight. A
+// flow that comes when its set is full shares the Queue's own flow.
 //
-// Sources: RFC 8290, RFC 8289; terms and defaults of the kernel's sch_fq_codel.
-// A Scheduler does not lock and does not allocate once it is made.
+// Sources: RFC 8290, RFC 8289; terms and defaults of the kernel's sch_fq_codel. A Scheduler does
+// not lock, and allocates nothing after New.
 package fqcodel
 
 import (
@@ -24,17 +22,16 @@ import (
 
 // Options configures a Scheduler. The zero value is ready to use.
 type Options struct {
-	// Flows is how many there are at most. Zero means 1024.
+	// Flows is the number of flows. Zero means 1024.
 	Flows int
-	// Quantum is how many octets a flow may send before it is another's turn.
-	// Zero means 1514.
+	// Quantum is how many octets a flow may send until another flow has its turn. Zero means 1514.
 	Quantum int
 	// Target is how long packets may wait. Zero means 5 ms.
 	Target time.Duration
 	// Interval is how long packets may wait for longer than Target before the
 	// first is marked or dropped. Zero means 100 ms.
 	Interval time.Duration
-	// NoECN drops what could be marked.
+	// NoECN drops packets that could be marked.
 	NoECN bool
 }
 
@@ -69,31 +66,31 @@ func New(o Options, n int) *Scheduler {
 		target: o.target(), interval: o.interval(), ecn: !o.NoECN}
 }
 
-// A packet is what is known of one that waits.
+// A packet is a waiting packet.
 type packet struct {
 	since  int64 // when it came, in nanoseconds
-	next   int32 // number of the one behind it, plus one; 0: none
+	next   int32 // number of the packet behind it, plus one; 0 if none
 	octets int32
 	ecn    bool // may be marked
 }
 
-// A flow is the packets that wait with one hash.
+// A flow has the waiting packets with one hash.
 type flow struct {
-	owner      *Queue // whose turn it takes part in; nil: nobody's
-	hash       uint32 // of its packets, and of those of codel where it has none
-	next       *flow  // behind it in the list
-	head, tail int32  // numbers plus one
+	owner      *Queue // the queue in which it takes turns; nil if in none
+	hash       uint32 // of its packets; while it has none, of those that codel is about
+	next       *flow  // the flow behind it in the list
+	head, tail int32  // numbers of its first and last packet, plus one; 0 if none
 	packets    int
 	octets     int
-	largest    int // octets of the largest packet since it has an owner
+	largest    int // octets of the largest packet since it has had its owner
 	deficit    int
 	codel      codel
 }
 
-// A Queue is what waits for one destination. The zero value is empty.
+// A Queue has the packets that wait for one destination. The zero value is empty.
 type Queue struct {
 	fresh, old flowList
-	own        flow // of packets for whose flow there was no room
+	own        flow // for packets for whose flow the Scheduler had no room
 	packets    int
 	octets     int
 }
@@ -125,8 +122,8 @@ func (l *flowList) pop() {
 	f.next = nil
 }
 
-// Enqueue appends packet id, which must not be waiting anywhere, to the flow with
-// that hash. ecn says that the packet may be marked instead of dropped.
+// Enqueue appends packet id to the flow of q with that hash. The packet must not be waiting
+// anywhere. ecn says that it may be marked instead of dropped.
 func (s *Scheduler) Enqueue(q *Queue, id int32, octets int, hash uint32, ecn bool, now int64) {
 	f := s.flowOf(q, hash)
 	if f.owner == nil {
@@ -147,8 +144,9 @@ func (s *Scheduler) Enqueue(q *Queue, id int32, octets int, hash uint32, ecn boo
 	q.octets += octets
 }
 
-// flowOf returns the flow of q's packets with that hash, which is one of a set: so few flows meet
-// that a SYN hardly ever waits behind a stream (as in CAKE, Høiland-Jørgensen et al., 2018).
+// flowOf returns the flow for q's packets with that hash. It is one of a set of flowWays: then so
+// few flows share one that a SYN hardly ever waits behind a stream (as in CAKE, Høiland-Jørgensen
+// et al., 2018).
 func (s *Scheduler) flowOf(q *Queue, hash uint32) *flow {
 	n := min(flowWays, len(s.flows))
 	at := int(uint64(hash)*uint64(len(s.flows)/n)>>32) * n
@@ -161,7 +159,7 @@ func (s *Scheduler) flowOf(q *Queue, hash uint32) *flow {
 			free = f
 		}
 	}
-	if free == nil || q.own.packets > 0 { // which may be of the same flow
+	if free == nil || q.own.packets > 0 { // a packet in own may be of the same flow
 		return &q.own
 	}
 	if free.hash != hash {
@@ -170,7 +168,7 @@ func (s *Scheduler) flowOf(q *Queue, hash uint32) *flow {
 	return free
 }
 
-// pop takes the first packet of f, which has one, out of q.
+// pop takes the first packet of f out of q. f must have one.
 func (s *Scheduler) pop(q *Queue, f *flow) (id int32, p *packet) {
 	id = f.head - 1
 	p = &s.packets[id]
@@ -185,10 +183,10 @@ func (s *Scheduler) pop(q *Queue, f *flow) (id int32, p *packet) {
 	return id, p
 }
 
-// Dequeue takes out the packet whose turn it is. mark says that it is to have a CE
-// mark. Packets that CoDel drops on the way are appended to dropped. ok is false if
-// nothing is left. rate is how many octets per second the destination takes, zero if that is not known:
-// where a packet takes long, those of a flow may wait for a few of their own.
+// Dequeue takes out the packet whose turn it is. mark says that it is to have a CE mark. Packets
+// that CoDel drops meanwhile are appended to dropped. ok is false if nothing is left. rate is how
+// many octets per second the destination takes, zero if that is not known. On a slow destination
+// the packets of a flow may wait for a few others of their own flow.
 func (s *Scheduler) Dequeue(q *Queue, rate, now int64, dropped []int32) (id int32, mark, ok bool, _ []int32) {
 	for {
 		list := &q.fresh
@@ -211,16 +209,16 @@ func (s *Scheduler) Dequeue(q *Queue, rate, now int64, dropped []int32) (id int3
 		}
 		list.pop()
 		if list == &q.fresh && q.old.head != nil {
-			q.old.push(f) // else it would be new again at once, and starve the old ones
+			q.old.push(f) // else it would be fresh again at once, and starve the old flows
 			continue
 		}
 		f.owner = nil
 	}
 }
 
-// DropFattest takes packets out of the head of the flow that has most octets
-// waiting, until that are n octets at least, but no more than half of its packets
-// and one. It appends them to dropped.
+// DropFattest drops packets from the head of the flow that has most octets waiting. It stops when
+// they are at least n octets, or one more than half of the flow's packets. It appends them to
+// dropped.
 func (s *Scheduler) DropFattest(q *Queue, n int, dropped []int32) []int32 {
 	var fattest *flow
 	for _, list := range []*flow{q.fresh.head, q.old.head} {

@@ -25,16 +25,16 @@ import (
 // requestTimeout bounds one netlink request or dump.
 const requestTimeout = 10 * time.Second
 
-// dumpTries is how often a dump is tried when the kernel says that it changed
-// under way. What the last try gave is used: the events that follow mend it.
+// dumpTries is how often a dump is tried while the kernel says that its tables changed meanwhile.
+// The result of the last try is used; the events that follow correct it.
 const dumpTries = 10
 
 const (
-	// tempMetric marks a route that stands in while another is replaced. It is worse
-	// than any, has protocol [rtnl.Protocol], and is never shown.
+	// tempMetric is the metric of a stand-in: a route that serves while another is replaced. It is
+	// worse than any other metric. A stand-in has protocol [rtnl.Protocol], and is never shown.
 	tempMetric = 0xfffffff0
-	// hostMetric is that of routes of ours for IPv6, the kernel's default. One with
-	// another metric stands in.
+	// hostMetric is the metric of our routes for IPv6, the kernel's default. A route of ours with
+	// another metric is a stand-in.
 	hostMetric = 1024
 )
 
@@ -44,12 +44,12 @@ type Device struct {
 	ns    netns.NsHandle
 	h     *netlink.Handle
 	req   *nl.SocketHandle // for routes and dumps, strict checking on
-	pid   uint32           // netlink's port of req: what we do ourselves comes back with it
+	pid   uint32           // netlink's port of req: the kernel names it in messages about our own changes
 	setMu sync.Mutex       // one change of routes at a time: they share tempMetric
 	look  *Resolver
 
 	rulesMu sync.Mutex
-	rules   map[rtnl.Rule]bool // that AddRule made
+	rules   map[rtnl.Rule]bool // the rules that AddRule made
 
 	sub    *subscription
 	events chan rtnl.Event
@@ -141,16 +141,17 @@ func (d *Device) closeSockets() {
 	}
 }
 
-// Events is the one channel of changes: addresses, routes that the kernel or we made
-// through the device in every table, the link itself; and of all that may give packets
-// another next hop. It is bounded. When its reader lags, what did not fit is made up
-// for by one Resync, and several Rerouted by one of all destinations. Close closes it.
+// Events returns the one channel of changes: of addresses, of the link, and of routes through the
+// device that the kernel or we made, in every table. It also tells of everything that may give
+// packets another next hop. The channel is bounded. When its reader lags, one Resync makes up for
+// the events that did not fit, and one Rerouted of all destinations for several Rerouted ones.
+// Close closes the channel.
 func (d *Device) Events() <-chan rtnl.Event { return d.events }
 
 // Index returns the interface index.
 func (d *Device) Index() int { return d.index }
 
-// Snapshot reads everything anew, past the event channel.
+// Snapshot reads everything anew and returns it, without the event channel.
 func (d *Device) Snapshot() (rtnl.Snapshot, error) {
 	var s rtnl.Snapshot
 	l, err := d.h.LinkByIndex(d.index)
@@ -188,14 +189,13 @@ func (d *Device) Snapshot() (rtnl.Snapshot, error) {
 
 var families = []byte{unix.AF_INET, unix.AF_INET6}
 
-// mirrored are the protocols of the routes that are shown. A router's routes through
-// the device may be a million: which of them a packet takes, Lookup tells.
+// mirrored are the protocols of the routes that are shown. A router may have a million other
+// routes through the device. Lookup tells which of them a packet takes.
 var mirrored = []uint8{rtnl.ProtoKernel, rtnl.Protocol}
 
-// dumpRoutes reads the device's routes of one family and protocol (zero: any), or
-// its exceptions with flags RTM_F_CLONED. The kernel leaves others out, since Linux
-// 5.0; an older one sends all. Of routes with the same Key the first counts, as in
-// the kernel. Stand-ins are among them.
+// dumpRoutes reads the device's routes of one family and protocol (zero: any), or its exceptions
+// with flags RTM_F_CLONED. Since Linux 5.0 the kernel leaves others out; an older one sends all.
+// Of several routes with the same Key the first counts, as in the kernel. Stand-ins are included.
 func (d *Device) dumpRoutes(family, proto uint8, flags uint32) (routes []rtnl.Route, err error) {
 	req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
 	req.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: family, Protocol: proto, Flags: flags}})
@@ -222,8 +222,8 @@ func isTemp(r rtnl.Route) bool {
 	return r.Protocol == rtnl.Protocol && (r.Metric == tempMetric || r.Dst.Addr().Is6() && r.Metric != hostMetric)
 }
 
-// dump runs a dump until the kernel did not interrupt it. reset forgets what an
-// earlier try has given.
+// dump runs a dump, again while the kernel interrupts it, at most dumpTries times. reset forgets
+// the results of an earlier try.
 func (d *Device) dump(req *nl.NetlinkRequest, typ uint16, reset func(), f func([]byte)) error {
 	for try := 1; ; try++ {
 		reset()
@@ -275,19 +275,19 @@ func (d *Device) DisableAddrGen() error {
 	return nil
 }
 
-// link names the device to the library, which looks at the index only.
+// link returns a link for the library's calls, which use its index only.
 func (d *Device) link() netlink.Link {
 	return &netlink.GenericLink{LinkAttrs: netlink.LinkAttrs{Index: d.index}}
 }
 
-// IgnoreRAMTU sets accept_ra_mtu 0: an MTU option in an RA changes nothing.
+// IgnoreRAMTU sets accept_ra_mtu 0: the kernel ignores the MTU option of an RA.
 func (d *Device) IgnoreRAMTU() error { return d.SetSysctl("ipv6", "accept_ra_mtu", "0") }
 
 // DisableIPv6 sets disable_ipv6: the device takes no IPv6 address or packet.
 func (d *Device) DisableIPv6() error { return d.SetSysctl("ipv6", "disable_ipv6", "1") }
 
-// SetSysctl writes net/<family>/conf/<device>/<key>, family "ipv4" or "ipv6", unless it
-// has the value.
+// SetSysctl writes value to net/<family>/conf/<device>/<key>, family "ipv4" or "ipv6", unless it
+// is there already.
 func (d *Device) SetSysctl(family, key, value string) error {
 	l, err := d.h.LinkByIndex(d.index)
 	if err != nil {
@@ -315,10 +315,10 @@ func (d *Device) writeSysctl(path, value string) error {
 // inNamespace runs f in the device's network namespace.
 func (d *Device) inNamespace(f func() error) error { return InNamespace(d.ns, f) }
 
-// AddAddr puts an address with its prefix length on the device. One that is
-// there already is no error. The kernel, which does no DAD on a TUN, would call an
-// IPv6 address tentative all the same until a work queue gets round to it, and send
-// from another one meanwhile: it is told not to. See [Device.WaitAddr].
+// AddAddr puts an address with its prefix length on the device. It is no error if the address is
+// there already. For IPv6 it tells the kernel to do no DAD. The kernel does none on a TUN anyway,
+// but would call the address tentative until a work queue runs, and send from another one
+// meanwhile. See [Device.WaitAddr].
 func (d *Device) AddAddr(p netip.Prefix) error {
 	a := addrFor(p)
 	if p.Addr().Is6() {
@@ -331,7 +331,7 @@ func (d *Device) AddAddr(p netip.Prefix) error {
 	return nil
 }
 
-// RemoveGenerated removes the link-local address that the kernel drew for the device.
+// RemoveGenerated removes the link-local address that the kernel generated for the device.
 func (d *Device) RemoveGenerated() error {
 	s, err := d.Snapshot()
 	if err != nil {
@@ -347,8 +347,8 @@ func (d *Device) RemoveGenerated() error {
 	return nil
 }
 
-// WaitAddr waits until packets to an address that was added are received, which
-// for IPv6 the same work queue sees to. It reports whether they are.
+// WaitAddr waits until the kernel receives packets to an address that was added, at most patience.
+// For IPv6 the same work queue has to run first. It reports whether the kernel does.
 func (d *Device) WaitAddr(a netip.Addr, patience time.Duration) bool {
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		if routes, err := d.h.RouteGet(a.AsSlice()); err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
@@ -378,18 +378,18 @@ func addrFor(p netip.Prefix) *netlink.Addr {
 	}}
 }
 
-// Counts are what went wrong with a device and was repaired; C is uint64 or atomic.
+// Counts are what went wrong with a device and was repaired; C is uint64 or atomic.Uint64.
 type Counts[C any] struct {
 	Resyncs     C `name:"resyncs"`      // snapshots delivered, the first included
 	Overflows   C `name:"overflows"`    // the netlink socket overran (ENOBUFS)
 	Lagged      C `name:"lagged"`       // the reader of Events was too slow
-	Merged      C `name:"merged"`       // Rerouted events that became one of all destinations
+	Merged      C `name:"merged"`       // Rerouted events that were merged into one of all destinations
 	DumpRetries C `name:"dump_retries"` // dumps that the kernel called interrupted
 	Malformed   C `name:"malformed"`    // netlink messages that could not be read
-	Waits       C `name:"waits"`        // for the kernel to finish what it had told of
+	Waits       C `name:"waits"`        // times that the kernel was waited for to finish what it had told of
 }
 
-// Counters are the counts at a time.
+// Counters are the values of the counts at one time.
 type Counters = Counts[uint64]
 
 // Counters returns the counts so far.

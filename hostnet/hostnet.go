@@ -21,17 +21,17 @@ import (
 	"ipoibcm/rtnl"
 )
 
-// ErrNotFound is returned when what is to be removed is not there.
+// ErrNotFound is returned when a route, rule, address or device is not there.
 var ErrNotFound = rtnl.ErrNotFound
 
 // ErrEnter is returned when the thread may not enter a network namespace.
 var ErrEnter = errors.New("hostnet: cannot enter the network namespace")
 
-// ErrExists is returned when another's route stands where ours should.
+// ErrExists is returned when somebody else's route stands where ours should.
 var ErrExists = rtnl.ErrExists
 
 var errClosed = errors.New("hostnet: closed")
 
-// EventBound is how many events [Device.Events] holds. When the reader lags
-// behind further, those held give way to one Resync.
+// EventBound is how many events [Device.Events] holds. If the reader lags further behind, the
+// events that do not fit are lost and a Resync follows.
 const EventBound = 256

@@ -13,15 +13,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lookupTimeout bounds the wait for one answer. The kernel answers within the
-// system call that asks, so it passes only if the answer was lost.
+// lookupTimeout bounds the wait for one answer. The kernel answers within the system call that
+// asks, so the timeout passes only if the answer was lost.
 const lookupTimeout = 2 * time.Second
 
 // lookupStale is how many answers to earlier requests are skipped in one Lookup.
 const lookupStale = 16
 
-// lookupTries bounds how often the same is asked in one Lookup. Beside a program that does
-// nothing but add and remove a route, a second try was too few once in 250,000 lookups.
+// lookupTries bounds how often one Lookup asks the same. Beside a program that only adds and
+// removes a route, a second try was too few once in 250,000 lookups.
 const lookupTries = 8
 
 // A Resolver asks the kernel for routes, on a socket of its own: a dump or a change
@@ -32,7 +32,7 @@ type Resolver struct {
 	seq    uint32
 	out    [256]byte
 	in     [4096]byte
-	strays uint64 // answers that were not to the request in hand
+	strays uint64 // answers to requests that had been given up
 }
 
 // OpenResolver opens the socket in the network namespace of the calling thread.
@@ -68,20 +68,19 @@ func (l *Resolver) Close() {
 	}
 }
 
-// Lookup asks the kernel which route a packet would take. That there is none is
-// an answer too; an error means that the question was not answered. It may be
-// called beside all other methods. One call waits for another.
+// Lookup asks the kernel which route a packet would take. That there is no route is an answer too;
+// an error means that the question was not answered. Other methods may be called meanwhile, but
+// one Lookup waits for another.
 //
-// The kernel says in the same words that an IPv4 destination has no route and that
-// the source is not an address of this host. Lookup tells them apart:
-// [rtnl.ErrForeignSource] is the latter.
+// The kernel gives the same error if an IPv4 destination has no route and if the source is no
+// address of this host. Lookup tells them apart: the second is [rtnl.ErrForeignSource].
 //
-// A lookup that finds a route of IPv6 just as somebody removes it finds none, whatever
-// else would lead there (fib6_info_hold_safe in net/ipv6/route.c). So where IPv6 has no
-// route it is asked again, up to lookupTries times in all.
+// An IPv6 lookup that finds a route while somebody removes it answers that there is none, even if
+// another route leads there (fib6_info_hold_safe in net/ipv6/route.c). So if IPv6 has no route,
+// Lookup asks again, up to lookupTries times in all.
 //
-// IP protocols other than TCP, UDP and ICMP are not asked with: the kernel refuses
-// them (rtm_getroute_parse_ip_proto in net/ipv4/fib_frontend.c).
+// Only TCP, UDP and ICMP are named as protocol: the kernel refuses others
+// (rtm_getroute_parse_ip_proto in net/ipv4/fib_frontend.c).
 func (l *Resolver) Lookup(q rtnl.Query) (rtnl.Answer, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -105,7 +104,7 @@ func (l *Resolver) Lookup(q rtnl.Query) (rtnl.Answer, error) {
 // Lookup asks as [Resolver.Lookup] does, in the network namespace of the device.
 func (d *Device) Lookup(q rtnl.Query) (rtnl.Answer, error) { return d.look.Lookup(q) }
 
-// whyNot tells the answers among the errors.
+// whyNot returns the answer if err is one.
 func (l *Resolver) whyNot(q rtnl.Query, err error) (a rtnl.Answer, _ error) {
 	no, ok := errors.AsType[unix.Errno](err)
 	if !ok {
@@ -123,15 +122,14 @@ func (l *Resolver) whyNot(q rtnl.Query, err error) (a rtnl.Answer, _ error) {
 	return a, nil
 }
 
-// whyNot has the errors that are answers: what a route of this type, or none,
-// gives (fib_props in net/ipv4/fib_semantics.c, ip6_rt_type_to_error in
-// net/ipv6/route.c).
+// whyNot has the errors that are answers: those of a lookup that finds no route or a route of such
+// a type (fib_props in net/ipv4/fib_semantics.c, ip6_rt_type_to_error in net/ipv6/route.c).
 var whyNot = map[unix.Errno]rtnl.RouteType{
 	unix.ENETUNREACH:  rtnl.Unreachable,
 	unix.EHOSTUNREACH: rtnl.Unreachable,
 	unix.EACCES:       rtnl.Prohibit,
 	unix.EINVAL:       rtnl.Blackhole,
-	unix.EAGAIN:       rtnl.Unreachable, // a throw route that no later rule mends
+	unix.EAGAIN:       rtnl.Unreachable, // a throw route, and no later rule leads to another
 }
 
 // ask sends one request and reads its answer. An error of the kernel is a bare
@@ -160,8 +158,8 @@ func (l *Resolver) ask(q rtnl.Query, flags uint32) (rtnl.Answer, error) {
 	return rtnl.Answer{}, errors.New("hostnet: no answer among those to earlier requests")
 }
 
-// A brokenSocket is an error of the socket. It hides the number, so that it is not
-// taken for the kernel's answer.
+// A brokenSocket is an error of the socket. It hides the error number, so that nobody takes it for
+// the kernel's answer.
 type brokenSocket struct{ err error }
 
 func (e brokenSocket) Error() string { return e.err.Error() }
@@ -251,8 +249,8 @@ func appendPort(b []byte, typ uint16, port uint16) []byte {
 	return append(b, 0, 0)
 }
 
-// parseAnswer reads what the kernel sent. mine is false if it belongs to another
-// request than seq, which asked q.
+// parseAnswer reads an answer of the kernel. mine is false if it belongs to another request than
+// seq, which asked q.
 func parseAnswer(b []byte, seq uint32, q rtnl.Query) (a rtnl.Answer, mine bool, err error) {
 	m, _, ok := nextMessage(b)
 	if !ok || m.seq != seq {
@@ -269,7 +267,7 @@ func parseAnswer(b []byte, seq uint32, q rtnl.Query) (a rtnl.Answer, mine bool, 
 		return a, true, errShort
 	}
 	a.Table, a.Protocol, a.Type = int(m.data[4]), m.data[5], rtnl.RouteType(m.data[7])
-	dst := netip.IPv6Unspecified() // of a default route there is no word
+	dst := netip.IPv6Unspecified() // the kernel names no destination for a default route
 	if m.data[0] == unix.AF_INET {
 		dst = netip.IPv4Unspecified()
 	}
@@ -303,8 +301,8 @@ type routeHop struct {
 	via            netip.Addr
 }
 
-// hopThrough chooses one of the hops in b, an RTA_MULTIPATH, by the device that q
-// names. Flows spread as the weights say, and one keeps its hop.
+// hopThrough chooses one of the hops in b, an RTA_MULTIPATH, by the device that q names. Flows
+// spread over the hops by their weights, and a flow keeps its hop.
 func hopThrough(b []byte, q rtnl.Query) (h routeHop, ok bool) {
 	var hops []routeHop
 	sum := 0

@@ -18,7 +18,7 @@ const namespaceDir = "/run/netns"
 // nsGetType is NS_GET_NSTYPE of include/uapi/linux/nsfs.h.
 const nsGetType = 0xb703
 
-// maxNamespaces bounds the names that are looked at to find one.
+// maxNamespaces bounds how many names are looked at to find a namespace.
 const maxNamespaces = 4096
 
 // OpenNamespace opens a network namespace by its name ("ip netns list") or by a path,
@@ -41,8 +41,8 @@ func OpenNamespace(nameOrPath string) (netns.NsHandle, error) {
 	return ns, nil
 }
 
-// NamespaceName says what people call ns: its name in /run/netns, else "net:[INODE]"
-// as lsns and /proc/PID/ns/net have it. It is empty if ns is that of the calling thread.
+// NamespaceName returns what people call ns: its name in /run/netns, else "net:[INODE]" as in lsns
+// and /proc/PID/ns/net. It is empty if ns is the namespace of the calling thread.
 func NamespaceName(ns netns.NsHandle) string {
 	var s, is unix.Stat_t
 	if unix.Fstat(int(ns), &s) != nil {

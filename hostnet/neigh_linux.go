@@ -29,8 +29,8 @@ func (d *Device) Proxies() (addrs []netip.Addr, err error) {
 	return addrs, nil
 }
 
-// parseProxy reads the body of an RTM_NEWNEIGH. The address is zero if the neighbor
-// is no proxy. Index zero is every device.
+// parseProxy reads the body of an RTM_NEWNEIGH. The address is zero if the neighbour is no proxy.
+// Index zero stands for every device.
 func parseProxy(b []byte) (a netip.Addr, index int, err error) {
 	const flags = 10 // offset of ndm_flags
 	if len(b) < unix.SizeofNdMsg {

@@ -19,16 +19,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// groupPoll is how often the groups are read on kernels that do not tell of them
-// (before 6.14).
+// groupPoll is how often the groups are read on kernels that send no notification of them (before
+// 6.14).
 const groupPoll = time.Second
 
-// noticeSettle is how long Next waits for more of the same: a change of "all" tells
-// of every device.
+// noticeSettle is how long Next waits for more notifications: a change of "all" causes one for
+// every device.
 const noticeSettle = 5 * time.Millisecond
 
-// Conf reads the sysctls of the device that say whether it forwards and answers for
-// others.
+// Conf reads the sysctls of the device that say whether it forwards packets and answers for other
+// hosts.
 func (d *Device) Conf() (c rtnl.Conf, err error) {
 	l, err := d.h.LinkByIndex(d.index)
 	if err != nil {
@@ -63,14 +63,14 @@ func (d *Device) Conf() (c rtnl.Conf, err error) {
 
 // A Notice says what may have changed.
 type Notice struct {
-	Conf   bool // what [Device.Conf] reads, but for arp_ignore: the kernel does not tell of that
-	Groups bool // what [Device.Groups] reads
+	Conf   bool // the result of [Device.Conf]; the kernel does not tell of changes of arp_ignore
+	Groups bool // the result of [Device.Groups]
 }
 
-// Notices waits for changes that [Device.Events] does not tell of: of sysctls
-// (RTM_NEWNETCONF), and of multicast groups, which programs join without a word on
-// the link where net.ipv4.igmp_link_local_mcast_reports is 0. Where the kernel does
-// not tell of groups they are read once a second.
+// Notices waits for changes that [Device.Events] does not tell of: of sysctls (RTM_NEWNETCONF) and
+// of multicast groups. Where net.ipv4.igmp_link_local_mcast_reports is 0, programs join some
+// groups without a packet on the link. Where the kernel does not tell of groups, they are read
+// once a second.
 type Notices struct {
 	d      *Device
 	closed atomic.Bool
@@ -82,7 +82,7 @@ type Notices struct {
 	buf    [1 << 14]byte
 }
 
-// Notices begins to wait. The first Next returns at once, with both.
+// Notices begins to wait. The first Next returns at once, with both fields set.
 func (d *Device) Notices() (*Notices, error) {
 	n := &Notices{d: d}
 	err := d.inNamespace(func() error {
@@ -96,7 +96,7 @@ func (d *Device) Notices() (*Notices, error) {
 			}
 			return err
 		}
-		// Without an address of its own the kernel takes the socket for itself.
+		// A socket without an address counts for the kernel as its own.
 		err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 		if err := errors.Join(err, join(unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF)); err != nil {
 			unix.Close(fd)
@@ -154,7 +154,7 @@ func (n *Notices) Next() (got Notice, err error) {
 	}
 }
 
-// receive reads what there is, waiting for it at most wait if that is not zero.
+// receive reads one datagram of notifications, and waits for it at most wait if that is not zero.
 func (n *Notices) receive(got *Notice, wait time.Duration) error {
 	deadline := time.Time{}
 	if wait != 0 {
@@ -185,7 +185,7 @@ func (n *Notices) receive(got *Notice, wait time.Duration) error {
 	return err
 }
 
-// parse adds what the messages in b say of the device.
+// parse adds to got what the messages in b say about the device.
 func (n *Notices) parse(got *Notice, b []byte) {
 	msgs, err := syscall.ParseNetlinkMessage(b)
 	if err != nil {
@@ -200,7 +200,7 @@ func (n *Notices) parse(got *Notice, b []byte) {
 	}
 }
 
-// readNotice says what a message tells of the device with this index.
+// readNotice returns what a message tells of the device with this index.
 func readNotice(m *syscall.NetlinkMessage, index int) (conf, groups bool) {
 	const netconfHeader = 4  // struct netconfmsg, padded
 	const netconfIfindex = 1 // NETCONFA_IFINDEX

@@ -13,7 +13,7 @@ import (
 
 var errShort = errors.New("hostnet: short netlink message")
 
-// eachAttr calls f for every attribute in b, without the flag bits of its type.
+// eachAttr calls f for every attribute in b. typ is without the flag bits.
 func eachAttr(b []byte, f func(typ int, v []byte)) error {
 	for len(b) >= unix.SizeofRtAttr {
 		n := int(binary.NativeEndian.Uint16(b))
@@ -38,7 +38,7 @@ func addrOf(v []byte) netip.Addr {
 	return a
 }
 
-// A routeMsg is a route with what decides whether it concerns a device.
+// A routeMsg is a route, and the fields that tell whether it concerns a device.
 type routeMsg struct {
 	rtnl.Route
 	oif       int
@@ -148,8 +148,8 @@ func attr32(typ int, v int) []byte {
 	return attr(typ, binary.NativeEndian.AppendUint32(nil, uint32(v)))
 }
 
-// appendRoute appends the body of a request about r on the device. A removal
-// needs only what identifies the route.
+// appendRoute appends the body of a request about r on the device. A removal has only the fields
+// that identify the route.
 func appendRoute(b []byte, r rtnl.Route, index int, removal bool) []byte {
 	family := byte(unix.AF_INET6)
 	if r.Dst.Addr().Is4() {
@@ -255,7 +255,7 @@ func parseAddr(b []byte) (a rtnl.Addr, index int, err error) {
 	return a, index, nil
 }
 
-// linkOf keeps of a link what we show.
+// linkOf returns those fields of a link that we show.
 func linkOf(l netlink.Link) rtnl.Link {
 	a := l.Attrs()
 	table := 0

@@ -16,16 +16,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SetRoute gives one of the kernel's own routes of the device other metrics. A
-// Route that came from an Event or Snapshot is given back with other MTU and
-// AdvMSS; everything else of it is kept. If it is not there, it is added.
+// SetRoute gives one of the kernel's own routes of the device other metrics. The caller passes a
+// Route of an Event or Snapshot with other MTU and AdvMSS; the rest is kept. If the route is not
+// there, it is added.
 //
-// The kernel's own replace is not used: it replaces the first route with this
-// destination and metric, whatever its device, so that mending our fe80::/64 or
-// ff00::/8 would take away another interface's. No moment passes in which the next
-// best route would count: of IPv4 the new route is there before the old one goes, and
-// of IPv6, where two cannot differ in metrics alone, a stand-in covers the moment. Neither
-// it nor the removal is reported as an Event.
+// The kernel's own replace is not used: it replaces the first route with this destination and
+// metric, whatever its device. To correct our fe80::/64 or ff00::/8 would then take away another
+// interface's. At no moment does the next best route count. For IPv4 the new route is added before
+// the old one is removed. For IPv6, where two routes cannot differ in metrics alone, a stand-in
+// serves meanwhile. Neither the stand-in nor the removal is reported as an Event.
 func (d *Device) SetRoute(r rtnl.Route) error {
 	d.setMu.Lock()
 	defer d.setMu.Unlock()
@@ -42,18 +41,17 @@ func (d *Device) SetRoute(r rtnl.Route) error {
 		defer d.standIn(r, betterThan(r.Metric))()
 	}
 	old := r
-	old.Protocol = 0 // any: the one there may not be ours yet
+	old.Protocol = 0 // any: the route there may not be ours yet
 	if err := d.route(unix.RTM_DELROUTE, 0, old); err != nil && !isAbsent(err) {
 		return wrapRoute("replace", r, err)
 	}
-	// Of IPv4 the first one went. If that was the new one, because the place was another
-	// device's, it is added now.
+	// For IPv4 the first route was removed. If that was the new one, because another device's route
+	// was in its place, it is added now.
 	return wrapRoute("replace", r, d.append(r))
 }
 
-// append adds r behind others with its destination and metric. That it is there already
-// is no error: of IPv6 the kernel may have been faster with one that differs in nothing
-// but metrics.
+// append adds r behind other routes with its destination and metric. It is no error if the route
+// is there already: for IPv6 the kernel may have added one meanwhile that differs only in metrics.
 func (d *Device) append(r rtnl.Route) error {
 	err := d.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, r)
 	if errors.Is(err, unix.EEXIST) {
@@ -62,8 +60,8 @@ func (d *Device) append(r rtnl.Route) error {
 	return err
 }
 
-// betterThan returns the metric of a stand-in that comes before a route of IPv6 with this
-// metric, and after what came before that.
+// betterThan returns the metric of a stand-in for an IPv6 route with this metric. The stand-in
+// comes before that route, and after all routes that came before it.
 func betterThan(metric uint32) uint32 {
 	if metric <= 1 || metric-1 == hostMetric { // zero stands for the default
 		return tempMetric
@@ -71,7 +69,7 @@ func betterThan(metric uint32) uint32 {
 	return metric - 1
 }
 
-// standIn adds a route like r with another metric, and returns what removes it.
+// standIn adds a route like r with another metric, and returns a function that removes it.
 func (d *Device) standIn(r rtnl.Route, metric uint32) (remove func()) {
 	r.Metric, r.Protocol = metric, rtnl.Protocol
 	if d.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE, r) != nil {
@@ -80,11 +78,10 @@ func (d *Device) standIn(r rtnl.Route, metric uint32) (remove func()) {
 	return func() { d.route(unix.RTM_DELROUTE, 0, r) }
 }
 
-// AddRoute adds a route of ours: its protocol is [rtnl.Protocol]. If one of ours with
-// the same Key is there, it gets r's metrics, and no moment passes without a route.
-// ErrExists if the place is another's: a route to the same destination in the same
-// table with this metric, or with any metric if the kernel uses it. Another's route
-// is left as it is.
+// AddRoute adds a route of ours: its protocol is [rtnl.Protocol]. If a route of ours with the same
+// Key is there, it gets r's metrics, and there is a route at every moment. The error is ErrExists
+// if somebody else's route to the same destination is in the same table with this metric, or with
+// any metric if the kernel uses it. That route is left as it is.
 func (d *Device) AddRoute(r rtnl.Route) error {
 	d.setMu.Lock()
 	defer d.setMu.Unlock()
@@ -110,8 +107,8 @@ func (d *Device) AddRoute(r rtnl.Route) error {
 	return wrapRoute("replace", r, err)
 }
 
-// taken reports whether the kernel sends what r is for by another's route to the
-// same destination. It may have another metric, which NLM_F_EXCL does not look at.
+// taken reports whether the kernel sends packets to r's destination by somebody else's route to
+// the same destination. Its metric may differ from r's; NLM_F_EXCL would not find it then.
 func (d *Device) taken(r rtnl.Route) bool {
 	q := rtnl.Query{Flow: rtnl.Flow{Dst: r.Dst.Addr()}}
 	if r.Table != rtnl.TableMain {
@@ -121,7 +118,7 @@ func (d *Device) taken(r rtnl.Route) bool {
 	return ok && m.Dst == r.Dst && m.Table == r.Table && m.Protocol != rtnl.Protocol
 }
 
-// match returns the route that the kernel takes as it stands in its table.
+// match returns the route that the kernel takes for q, as it stands in its table.
 func (d *Device) match(q rtnl.Query) (m routeMsg, ok bool) {
 	l := d.look
 	l.mu.Lock()
@@ -137,8 +134,8 @@ func (d *Device) match(q rtnl.Query) (m routeMsg, ok bool) {
 	return m, err == nil
 }
 
-// DelRoute removes the route with r's Key and protocol, another's never.
-// ErrNotFound if it is not there.
+// DelRoute removes the route with r's Key and protocol, never one of another protocol. The error
+// is ErrNotFound if it is not there.
 func (d *Device) DelRoute(r rtnl.Route) error {
 	d.setMu.Lock()
 	defer d.setMu.Unlock()
@@ -152,9 +149,10 @@ func (d *Device) DelRoute(r rtnl.Route) error {
 
 func isAbsent(err error) bool { return errors.Is(err, unix.ESRCH) || errors.Is(err, unix.ENOENT) }
 
-// RemoveOurs removes every route of the device whose protocol is [rtnl.Protocol], in
-// every table, and every such rule that names the device. It returns how many: at
-// exit, and at start after a crash. ErrNotFound if the device has gone, with its routes.
+// RemoveOurs removes every route of the device whose protocol is [rtnl.Protocol], in every table,
+// and every such rule that names the device or that we made. It returns how many it removed. It is
+// for the exit, and for the start after a crash. The error is ErrNotFound if the device has gone,
+// with its routes.
 func (d *Device) RemoveOurs() (int, error) {
 	removed, err := d.removeRules()
 	if err != nil {
@@ -165,7 +163,7 @@ func (d *Device) RemoveOurs() (int, error) {
 		if err != nil {
 			return removed, fmt.Errorf("read routes: %w", err)
 		}
-		for _, r := range routes { // stand-ins of a crash too
+		for _, r := range routes { // stand-ins that a crash left too
 			if err := d.DelRoute(r); err == nil {
 				removed++
 			} else if !errors.Is(err, ErrNotFound) {
@@ -176,10 +174,9 @@ func (d *Device) RemoveOurs() (int, error) {
 	return removed, nil
 }
 
-// FlushExceptions makes the kernel forget the path MTUs that it has learned of
-// destinations through the device. For IPv6 each is removed. For IPv4 the kernel has
-// only one way, which is for the whole namespace: net.ipv4.route.flush. It is used
-// only if there is such a path MTU.
+// FlushExceptions makes the kernel forget the path MTUs that it has learned of destinations
+// through the device. For IPv6 it removes each. For IPv4 the only way is net.ipv4.route.flush,
+// which is for the whole namespace. It is used only if there is such a path MTU.
 func (d *Device) FlushExceptions() error {
 	routes, err := d.dumpRoutes(unix.AF_INET, 0, unix.RTM_F_CLONED)
 	if err != nil {
@@ -203,7 +200,7 @@ func (d *Device) FlushExceptions() error {
 	return flush
 }
 
-// normal fills in what zero stands for.
+// normal replaces zero fields of r by the values that they stand for.
 func normal(r rtnl.Route) rtnl.Route {
 	if r.Protocol == 0 {
 		r.Protocol = rtnl.Protocol
@@ -244,8 +241,8 @@ func wrapRoute(what string, r rtnl.Route, err error) error {
 	return fmt.Errorf("%s route %v: %w", what, r, err)
 }
 
-// Groups returns the multicast groups that the kernel has joined on the device.
-// Solicited-node groups are not among them: it joins none on a NOARP device.
+// Groups returns the multicast groups that the kernel has joined on the device. Solicited-node
+// groups are not among them: the kernel joins none on a NOARP device.
 func (d *Device) Groups() (groups []netip.Addr, err error) {
 	err = d.inNamespace(func() error {
 		v4, err := os.ReadFile("/proc/thread-self/net/igmp")
@@ -265,8 +262,8 @@ func (d *Device) Groups() (groups []netip.Addr, err error) {
 	return groups, nil
 }
 
-// parseIGMP reads /proc/net/igmp: a line per device, and below it, indented, a
-// line per group that begins with the address as a number of the host's order.
+// parseIGMP reads /proc/net/igmp. It has a line per device, and below it an indented line per
+// group, which begins with the address as a number in the host's octet order.
 func parseIGMP(text string, index int) (groups []netip.Addr) {
 	ours := false
 	for sc := bufio.NewScanner(strings.NewReader(text)); sc.Scan(); {
@@ -288,8 +285,7 @@ func parseIGMP(text string, index int) (groups []netip.Addr) {
 	return groups
 }
 
-// parseIGMP6 reads /proc/net/igmp6: index, device, group in hexadecimal, a line
-// per group.
+// parseIGMP6 reads /proc/net/igmp6. It has a line per group: index, device, group in hexadecimal.
 func parseIGMP6(text string, index int) (groups []netip.Addr) {
 	for sc := bufio.NewScanner(strings.NewReader(text)); sc.Scan(); {
 		fields := strings.Fields(sc.Text())

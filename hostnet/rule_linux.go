@@ -16,7 +16,7 @@ import (
 
 const sizeofRuleHdr = 12 // struct fib_rule_hdr
 
-// A ruleMsg is a policy rule with what tells ours from others'.
+// A ruleMsg is a policy rule, with the protocol that tells ours from others.
 type ruleMsg struct {
 	rtnl.Rule
 	family   byte
@@ -65,8 +65,8 @@ func parseRule(b []byte) (m ruleMsg, err error) {
 	return m, nil
 }
 
-// attrFields returns what a packet must be asked for because its rule has this
-// attribute. An attribute that is not known may be a selector of a newer kernel.
+// attrFields returns the fields of a packet that a rule with this attribute looks at. An unknown
+// attribute may be a selector of a newer kernel.
 func attrFields(typ int) rtnl.Fields {
 	const (
 		ipProto, sports, dports    = 22, 23, 24
@@ -106,8 +106,8 @@ func appendRule(b []byte, r rtnl.Rule) []byte {
 	return append(b, attr(unix.FRA_PROTOCOL, []byte{rtnl.Protocol})...)
 }
 
-// AddRule adds a policy rule of ours. It is no error if it, or another's that says
-// the same, is there: the kernel does not tell rules apart by their protocol.
+// AddRule adds a policy rule of ours. It is no error if that rule, or somebody else's with the
+// same content, is there: the kernel does not tell rules apart by their protocol.
 func (d *Device) AddRule(r rtnl.Rule) error {
 	r.To = r.To.Masked()
 	err := d.request(unix.RTM_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, appendRule(nil, r))
@@ -120,7 +120,7 @@ func (d *Device) AddRule(r rtnl.Rule) error {
 	return nil
 }
 
-// DelRule removes a policy rule of ours. ErrNotFound if it is not there.
+// DelRule removes a policy rule of ours. The error is ErrNotFound if it is not there.
 func (d *Device) DelRule(r rtnl.Rule) error {
 	r.To = r.To.Masked()
 	err := d.request(unix.RTM_DELRULE, 0, appendRule(nil, r))
@@ -144,7 +144,7 @@ func (d *Device) dumpRules() (rules []ruleMsg, err error) {
 		switch m, err := parseRule(b); {
 		case err != nil:
 			d.count.Malformed.Add(1)
-		case m.family == unix.AF_INET, m.family == unix.AF_INET6: // else multicast forwarding's
+		case m.family == unix.AF_INET, m.family == unix.AF_INET6: // others are of multicast forwarding
 			rules = append(rules, m)
 		}
 	})
@@ -154,8 +154,8 @@ func (d *Device) dumpRules() (rules []ruleMsg, err error) {
 	return rules, nil
 }
 
-// ruleFields returns what the policy rules look at. Ours do not count: whoever
-// looks a destination up does so with oif where our rule has it.
+// ruleFields returns which fields of a packet the policy rules look at. Our rules do not count: a
+// lookup for packets that they concern names oif.
 func (d *Device) ruleFields() (f rtnl.Fields, err error) {
 	rules, err := d.dumpRules()
 	for _, m := range rules {
@@ -166,8 +166,8 @@ func (d *Device) ruleFields() (f rtnl.Fields, err error) {
 	return f, err
 }
 
-// removeRules removes the rules of ours that name the device, and those that we
-// have made: unlike routes they outlive it.
+// removeRules removes those rules of ours that name the device, and those that we have made.
+// Unlike routes, rules outlive the device.
 func (d *Device) removeRules() (removed int, err error) {
 	d.rulesMu.Lock()
 	made := slices.Collect(maps.Keys(d.rules))
@@ -202,8 +202,7 @@ func (d *Device) removeRules() (removed int, err error) {
 	return removed, nil
 }
 
-// sourced reports whether there is a route, of any device, that only packets of
-// one source or DSCP take.
+// sourced reports whether any device has a route that only packets of one source or DSCP take.
 func (d *Device) sourced() (found bool, err error) {
 	for _, family := range families {
 		req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
@@ -216,7 +215,7 @@ func (d *Device) sourced() (found bool, err error) {
 	return found, nil
 }
 
-// isSourced reports that of the body of a route message.
+// isSourced reports whether the body of a route message is of such a route.
 func isSourced(b []byte) bool {
 	return len(b) >= unix.SizeofRtMsg && (b[2] != 0 || b[3] != 0) &&
 		binary.NativeEndian.Uint32(b[8:])&unix.RTM_F_CLONED == 0

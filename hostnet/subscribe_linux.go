@@ -9,14 +9,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// eventBatch is how many datagrams are read before what they said is told.
+// eventBatch is how many datagrams are read before the reader of Events is told of them.
 const eventBatch = 64
 
-// maxEvent is more than the kernel puts into one notification.
+// maxEvent is a size in octets that no notification of the kernel exceeds.
 const maxEvent = 1 << 17
 
-// A subscription receives the kernel's notifications. It reads into one buffer: a
-// router's full table is a million of them.
+// A subscription receives the kernel's notifications. It reads all into one buffer, because a
+// router's full table causes a million of them.
 type subscription struct {
 	file *os.File
 	raw  syscall.RawConn
@@ -46,8 +46,8 @@ func subscribe(groups ...uint) (*subscription, error) {
 	return s, nil
 }
 
-// setBuffer sets the receive buffer, past the system's limit if that is allowed. It
-// is best effort: overflow is handled.
+// setBuffer sets the size of the receive buffer, past the system's limit if that is allowed.
+// Errors are ignored, because overflow is handled.
 func (s *subscription) setBuffer(octets int) {
 	s.raw.Control(func(fd uintptr) {
 		if unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, octets) != nil {
@@ -58,9 +58,8 @@ func (s *subscription) setBuffer(octets int) {
 
 func (s *subscription) close() error { return s.file.Close() }
 
-// receive waits for notifications, at most wait if that is not zero, and calls f for
-// each of those that are there. The message is valid until f returns. The error is
-// EAGAIN after wait, and of the system else.
+// receive waits for notifications, at most wait if that is not zero, and calls f for each that is
+// there. The message is valid until f returns. The error is EAGAIN after wait, else the system's.
 func (s *subscription) receive(wait time.Duration, f func(*message)) error {
 	var deadline time.Time
 	if wait != 0 {

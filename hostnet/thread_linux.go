@@ -8,9 +8,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OwnThread runs f on an OS thread that ends with f, so that the network namespace
-// f puts it into is nobody else's. It is never the process's first thread, which
-// does not end, and which /proc/PID/net and nsenter(1) go by.
+// OwnThread runs f on an OS thread that ends with f, so that nobody else gets into the network
+// namespace in which f puts it. It never uses the process's first thread: that does not end, and
+// /proc/PID/net and nsenter(1) show its namespace.
 func OwnThread(f func() error) error {
 	done := make(chan error, 1)
 	go func() {
@@ -26,8 +26,8 @@ func OwnThread(f func() error) error {
 	return <-done
 }
 
-// InNamespace runs f in network namespace ns: on this thread if it is in it, else on
-// one of its own.
+// InNamespace runs f in network namespace ns: on this thread if it is in ns, else on a thread of
+// its own.
 func InNamespace(ns netns.NsHandle, f func() error) error {
 	here, err := netns.Get()
 	if err != nil {

@@ -20,20 +20,20 @@ type Info struct {
 	Link   rtnl.Link
 	Addrs  []rtnl.Addr
 	Driver string // "mlx5_core", "veth"; "" if unknown
-	Speed  int    // Mbit/s, 0 if unknown
+	Speed  int    // Mbit/s; 0 if unknown
 
 	// Features are the ethtool features that are on, sorted, among them
 	// "tx-udp-segmentation" and "rx-gro". Nil if unknown.
 	Features []string
 
-	// RDMA names the RDMA device on it: "mlx5_0", "rxe0"; "" if there is none.
+	// RDMA is the name of the RDMA device on it, such as "mlx5_0" or "rxe0"; "" if there is none.
 	RDMA string
 }
 
 // HasFeature reports whether the ethtool feature is on.
 func (i *Info) HasFeature(name string) bool { return slices.Contains(i.Features, name) }
 
-// Lookup returns the link with this name. ErrNotFound if there is none.
+// Lookup returns the link with this name. The error is ErrNotFound if there is none.
 func Lookup(name string) (rtnl.Link, error) {
 	l, err := netlink.LinkByName(name)
 	if _, ok := errors.AsType[netlink.LinkNotFoundError](err); ok {
@@ -45,8 +45,8 @@ func Lookup(name string) (rtnl.Link, error) {
 	return linkOf(l), nil
 }
 
-// Underlay returns what is known of the device with this name. ErrNotFound if
-// there is none.
+// Underlay returns what is known of the device with this name. The error is ErrNotFound if there
+// is none.
 func Underlay(name string) (Info, error) {
 	l, err := Lookup(name)
 	if err != nil {
@@ -125,7 +125,7 @@ func addrFrom(a netlink.Addr) rtnl.Addr {
 	return out
 }
 
-// driver asks by ioctl: sysfs shows the namespace of whoever mounted it.
+// driver asks for the driver by ioctl. sysfs would show the namespace of whoever mounted it.
 func driver(name string) string {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -139,8 +139,8 @@ func driver(name string) string {
 	return unix.ByteSliceToString(d.Driver[:])
 }
 
-// An ethtool asks the kernel's generic netlink family of that name. A nil one
-// knows nothing: the family may be missing.
+// An ethtool asks the kernel's generic netlink family "ethtool". A nil one knows nothing: the
+// family may be missing.
 type ethtool struct {
 	c      *genetlink.Conn
 	family genetlink.Family

@@ -17,12 +17,12 @@ const (
 	settle = 20 * time.Millisecond
 	// settleMax bounds that wait: a host that runs BGP may never be quiet.
 	settleMax = 250 * time.Millisecond
-	// scanEvery is how long at least is between two readings of every device's routes,
-	// and scanRest how many times as long as the first took.
+	// scanEvery is the least time between two readings of every device's routes. The next reading
+	// also waits for scanRest times the duration of the one before.
 	scanEvery = time.Second
 	scanRest  = 10
-	// reroutedBound is how many events may wait before Rerouted ones merge, so that
-	// they leave room for others.
+	// reroutedBound is from how many waiting events on Rerouted ones merge, so that they leave room
+	// for others.
 	reroutedBound = EventBound / 2
 )
 
@@ -33,8 +33,8 @@ var groups = []uint{
 	unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF, unix.RTNLGRP_NEXTHOP,
 }
 
-// An addrKey is what tells one address of a device from another: the kernel has
-// 10.0.0.2/16 beside 10.0.0.2/24, and one address with several peers.
+// An addrKey tells the addresses of a device apart: the kernel has 10.0.0.2/16 beside 10.0.0.2/24,
+// and one address with several peers.
 type addrKey struct {
 	prefix netip.Prefix
 	peer   netip.Addr
@@ -42,12 +42,12 @@ type addrKey struct {
 
 func keyOf(a rtnl.Addr) addrKey { return addrKey{a.Prefix, a.Peer} }
 
-// A mirror is what the reader of Events has been told.
+// A mirror is the state that the reader of Events has been told.
 type mirror struct {
 	link   rtnl.Link
 	addrs  map[addrKey]rtnl.Addr
 	routes map[rtnl.Key]rtnl.Route
-	dsts   map[netip.Prefix]int // how many of routes have this destination
+	dsts   map[netip.Prefix]int // number of routes with this destination
 }
 
 func (m *mirror) replace(s rtnl.Snapshot) {
@@ -75,25 +75,25 @@ func (m *mirror) remove(k rtnl.Key) {
 	}
 }
 
-// A watcher is the state of one watch. A doubt is anything after which the
-// single events do not tell the whole truth: then everything is read anew.
+// A watcher is the state of one watch. When single events do not tell the whole truth, it notes
+// doubt, and everything is read anew.
 type watcher struct {
 	*Device
 	m     mirror
-	doubt bool // read anew and tell the differences
-	lost  bool // read anew and tell everything
+	doubt bool // read everything anew and tell the differences
+	lost  bool // read everything anew and tell all of it
 	rules bool // read the rules anew
-	ruled bool // tell that they changed
-	scan  bool // read anew whether a route is sourced
+	ruled bool // tell that the rules changed
+	scan  bool // look again whether any route is sourced
 	since time.Time
 
-	batch   []netip.Prefix // rerouted, not yet told; at most eventBatch
-	early   bool           // what is not yet told may not have been done yet
-	all     bool           // all destinations are, not yet told
+	batch   []netip.Prefix // destinations rerouted and not yet told; at most eventBatch
+	early   bool           // the kernel may not have finished what it has told of
+	all     bool           // all destinations are rerouted, not yet told
 	unnamed bool           // with all: routes are among the causes
 
 	ruleFields rtnl.Fields
-	hasSourced bool // there is a route that isSourced, or there was
+	hasSourced bool // there is a route that isSourced, or there was at the last look
 	scanAfter  time.Time
 	told       rtnl.Fields
 }
@@ -112,11 +112,11 @@ func (w *watcher) watch() {
 	}
 }
 
-// awaitKernel returns once the kernel has done what it has told of. It tells that an
-// IPv4 route, an address or a next-hop object goes, or a device goes down, before it
-// removes the routes (fib_table_delete, __inet_del_ifa, __dev_notify_flags), and
-// whoever asked at once could be answered with one of them. It does both under the
-// lock that a question about a device waits for.
+// awaitKernel returns once the kernel has done what it has told of. The kernel tells that an IPv4
+// route, an address or a next-hop object goes, or that a device goes down, before it removes the
+// routes (fib_table_delete, __inet_del_ifa, __dev_notify_flags). A Lookup at once could be
+// answered with one of these routes. The kernel tells and removes under one lock, and a request
+// about a device waits for that lock.
 func (w *watcher) awaitKernel() {
 	if !w.early {
 		return
@@ -129,7 +129,7 @@ func (w *watcher) awaitKernel() {
 	_ = w.execute(req, unix.RTM_NEWLINK, func([]byte) { w.count.Waits.Add(1) }) // of a device that has gone as well
 }
 
-// after does what is due after one receive, which gave err.
+// after does what is due after one receive, whose error is err.
 func (w *watcher) after(err error) {
 	switch {
 	case errors.Is(err, unix.EAGAIN):
@@ -156,7 +156,7 @@ func (w *watcher) due() bool {
 
 func (w *watcher) scanDue() bool { return w.scan && time.Now().After(w.scanAfter) }
 
-// patience is how long to wait for the next notification; zero is for ever.
+// patience returns how long to wait for the next notification; zero sets no limit.
 func (w *watcher) patience() time.Duration {
 	if w.due() || w.scan || w.all || w.ruled || w.told != w.fields() {
 		return settle
@@ -170,7 +170,7 @@ func (w *watcher) miss() {
 	w.all, w.unnamed = true, true
 }
 
-// fields is what must be known of a packet to find its next hop.
+// fields returns which fields of a packet decide its next hop.
 func (w *watcher) fields() rtnl.Fields {
 	if w.hasSourced {
 		return max(w.ruleFields, rtnl.WithSource)
@@ -180,7 +180,7 @@ func (w *watcher) fields() rtnl.Fields {
 
 func (w *watcher) message(m *message) {
 	switch m.typ {
-	case unix.RTM_NEWROUTE, unix.RTM_NEWRULE, unix.RTM_DELRULE: // told after the fact
+	case unix.RTM_NEWROUTE, unix.RTM_NEWRULE, unix.RTM_DELRULE: // the kernel has done these when it tells
 	case unix.RTM_DELROUTE:
 		w.early = w.early || len(m.data) > 0 && m.data[0] == unix.AF_INET
 	default:
@@ -218,7 +218,7 @@ func (w *watcher) message(m *message) {
 	}
 }
 
-// Of include/uapi/linux/rtnetlink.h: a resilient group moved a bucket to another hop.
+// Constants of include/uapi/linux/rtnetlink.h: a resilient group moved a bucket to another hop.
 const rtmNewNexthopBucket, rtmDelNexthopBucket = 116, 117
 
 func (w *watcher) addrMessage(m *message) {
@@ -263,10 +263,10 @@ func (w *watcher) linkMessage(m *message) {
 
 // reroute notes that packets to a route's destinations may have another next hop.
 //
-// Routes of ours lead where packets went before, and so does a route of the kernel's
-// that we gave other metrics: its removal and addition come back with our port. If
-// they were told, the reader would ask anew, set metrics, be told, and so on without
-// end. What others do is told each time, and the answer to it is ours.
+// Changes of our own are not noted. Routes of ours lead where packets went before, and so does a
+// route of the kernel's that we gave other metrics: its removal and addition come back with our
+// port. If they were told, the reader would ask anew, set metrics, be told, and so on without end.
+// Others' changes are always noted.
 func (w *watcher) reroute(m *message, r *routeMsg) {
 	if r.Protocol == rtnl.Protocol || m.pid == w.pid {
 		return
@@ -288,9 +288,9 @@ func (w *watcher) reroute(m *message, r *routeMsg) {
 	}
 }
 
-// tellRerouted tells what reroute noted, if the reader keeps up: else it is noted
-// on, as all destinations. Beside another cause that concerns them all the prefixes
-// are told too: a route concerns more.
+// tellRerouted tells what reroute noted, if the reader keeps up. If not, it notes that all
+// destinations are rerouted. When all are rerouted for another cause, the prefixes of routes are
+// told too, because the reader does more for a route.
 func (w *watcher) tellRerouted() {
 	for _, p := range w.batch {
 		if w.unnamed || len(w.events) >= reroutedBound {
@@ -307,8 +307,8 @@ func (w *watcher) tellRerouted() {
 	}
 }
 
-// tellFields tells that rules changed, or which fields count, once the rules have
-// been read anew and if the reader keeps up.
+// tellFields tells that rules changed, after they have been read anew, or that other fields count.
+// It waits for room in the channel.
 func (w *watcher) tellFields() {
 	if f := w.fields(); (f != w.told || w.ruled && !w.rules) && len(w.events) < cap(w.events) {
 		w.told, w.ruled = f, false
@@ -316,7 +316,7 @@ func (w *watcher) tellFields() {
 	}
 }
 
-// readFields reads what fields depends on, before the first event.
+// readFields reads what the result of fields depends on, before the first event.
 func (w *watcher) readFields() (err error) {
 	if w.ruleFields, err = w.Device.ruleFields(); err != nil {
 		return err
@@ -328,7 +328,7 @@ func (w *watcher) readFields() (err error) {
 	return nil
 }
 
-// readSourced reads the routes of every device. A router has a million: so not often.
+// readSourced reads the routes of every device. A router has a million, so this is not done often.
 func (w *watcher) readSourced() error {
 	start := time.Now()
 	found, err := w.sourced()
@@ -345,7 +345,7 @@ func (w *watcher) routeMessage(m *message, r *routeMsg) {
 		return
 	}
 	if r.oif != w.index || !slices.Contains(mirrored, r.Protocol) {
-		// It may have taken the place of one that is mirrored.
+		// This route may have taken the place of one that is mirrored.
 		if m.flags&unix.NLM_F_REPLACE != 0 && w.shadows(r) {
 			w.doubt = true
 		}
@@ -354,15 +354,14 @@ func (w *watcher) routeMessage(m *message, r *routeMsg) {
 	old, known := w.m.routes[r.Key()]
 	if m.typ == unix.RTM_DELROUTE {
 		if m.pid == w.pid {
-			// Our own: SetRoute puts another in its place, which follows. To
-			// tell of the removal would make the reader set the route again,
-			// and so on without end. The dump tells if none has come.
+			// We removed it: SetRoute adds another in its place. If the removal were told, the reader
+			// would set the route again, and so on without end. The dump shows if no route has come.
 			w.doubt = true
 			return
 		}
 		if known {
 			w.goneRoute(r.Key())
-			// A second one with the same key may be there still.
+			// A second route with the same key may still be there.
 			w.doubt = w.doubt || old.Via != r.Via || old.Type != r.Type
 		}
 		return
@@ -391,8 +390,8 @@ func (w *watcher) setLink(l rtnl.Link) {
 	if l == w.m.link {
 		return
 	}
-	// A device that goes down loses its IPv4 routes without a message each, and one
-	// that joins a VRF has them moved.
+	// A device that goes down loses its IPv4 routes without a message for each. The kernel moves
+	// the routes of a device that joins a VRF.
 	w.doubt = w.doubt || (w.m.link.Up != l.Up || w.m.link.Master != l.Master) && !l.Gone
 	w.m.link = l
 	w.emit(rtnl.Event{Kind: rtnl.LinkChange, Link: l})
@@ -428,7 +427,7 @@ func (w *watcher) goneRoute(k rtnl.Key) {
 	}
 }
 
-// emit tells one change, if the reader keeps up.
+// emit tells one change if the channel has room. If not, a Resync follows.
 func (w *watcher) emit(ev rtnl.Event) {
 	if w.lost {
 		return // the Resync will say it
@@ -441,7 +440,7 @@ func (w *watcher) emit(ev rtnl.Event) {
 	}
 }
 
-// refresh reads anew what is due.
+// refresh reads anew what is due, and tells it.
 func (w *watcher) refresh() {
 	w.since = time.Time{}
 	if w.rules {
@@ -470,7 +469,7 @@ func (w *watcher) refresh() {
 	w.tellDifferences(s)
 }
 
-// read takes a snapshot: of a device that was removed, its link.
+// read takes a snapshot. If the device was removed, the snapshot has its link only.
 func (w *watcher) read() (rtnl.Snapshot, error) {
 	w.setMu.Lock() // not in the middle of a SetRoute
 	defer w.setMu.Unlock()

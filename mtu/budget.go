@@ -2,12 +2,11 @@ package mtu
 
 import "cmp"
 
-// A Budget decides the Receive MTU of UC connections. UC has no shared receive
-// queue, so every connection holds a ring of buffers of its own: the full size
-// is offered until their sum reaches a limit, then a smaller one (docs/adr/0003-verbs-contract.md).
+// A Budget decides the Receive MTU of UC connections. UC has no shared receive queue, so every
+// connection holds a ring of buffers of its own. The full size is offered until the sum of the
+// rings reaches a limit, then a smaller one (docs/adr/0003-verbs-contract.md).
 type Budget struct {
-	// Limit is the sum of buffers in octets up to which Full is offered.
-	// Zero means 64 MiB.
+	// Limit is up to how many octets of all rings Full is offered. Zero means 64 MiB.
 	Limit int
 	// Ring is the number of buffers of a connection. Zero means 16.
 	Ring int
@@ -17,8 +16,7 @@ type Budget struct {
 	used int64
 }
 
-// SmallReceive is the Receive MTU of UC connections past the limit: 16384 and
-// the header.
+// SmallReceive is the Receive MTU offered to UC connections past the limit: 16384 and the header.
 const SmallReceive = 16384 + headerLen
 
 func (b *Budget) limit() int { return cmp.Or(b.Limit, 64<<20) }
@@ -34,11 +32,11 @@ func (b *Budget) Take() uint32 {
 	return m
 }
 
-// Release gives back what Take returned.
+// Release gives back the ring that Take booked. receive is the result of Take.
 func (b *Budget) Release(receive uint32) { b.used = max(0, b.used-b.octets(receive)) }
 
-// Used returns the octets of the rings booked.
+// Used returns the octets of the booked rings.
 func (b *Budget) Used() int64 { return b.used }
 
-// octets returns the octets of one ring.
+// octets returns the octets of one ring with this Receive MTU.
 func (b *Budget) octets(receive uint32) int64 { return int64(b.ring()) * int64(receive) }

@@ -11,10 +11,10 @@ type Packet struct {
 	Broadcast bool
 }
 
-// A NextHop is where it would go.
+// A NextHop is where the packet would go.
 type NextHop struct {
-	MTU int // what the path there carries now; UD for multicast and broadcast
-	// Pending is what a connection being set up is expected to carry, 0 if none is.
+	MTU int // IP MTU that the path there carries now; that of UD for multicast and broadcast
+	// Pending is the IP MTU expected of a connection that is being set up, 0 if there is none.
 	Pending int
 }
 
@@ -23,9 +23,9 @@ type Verdict uint8
 
 // Verdicts.
 const (
-	Send     Verdict = iota + 1 // it fits
-	Wait                        // for the connection that is being set up: it fits, or will be cut for it
-	Fragment                    // cut it to Decision.MTU (IPv4 without DF)
+	Send     Verdict = iota + 1 // the packet fits
+	Wait                        // for the connection being set up: the packet fits there, or will be fragmented
+	Fragment                    // fragment it to Decision.MTU (IPv4 without DF)
 	TooBig                      // answer with ICMP too big, then drop
 	Discard                     // drop and count
 )
@@ -47,11 +47,11 @@ func (v Verdict) String() string {
 	return "none"
 }
 
-// A Decision is a verdict and its particulars. Which source address the ICMP
-// message needs is known to wire/ip, which builds it.
+// A Decision is a verdict with its details. wire/ip builds the ICMP message, and knows which
+// source address that needs.
 type Decision struct {
 	Verdict Verdict
-	MTU     int    // to fragment to, or to say in the ICMP message
+	MTU     int    // for Fragment: that of the fragments; for TooBig: that in the ICMP message
 	Reason  Reason // for Discard
 }
 
@@ -60,7 +60,7 @@ type Reason uint8
 
 // Reasons.
 const (
-	ReasonBroadcast Reason = iota + 1 // to 255.255.255.255, which has no route to say its MTU
+	ReasonBroadcast Reason = iota + 1 // to 255.255.255.255: no route of the sender shows its MTU
 	ReasonGroupDF                     // IPv4 multicast or broadcast with DF: no ICMP may answer
 	ReasonMinimum                     // the next hop carries less than the protocol's minimum
 )
@@ -80,9 +80,9 @@ func (r Reason) String() string {
 
 var limitedBroadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
-// Decide says what becomes of packet p towards next hop h (RFC 4755 section
-// 7.2). A gateway's traffic and a neighbour's are treated alike: their routes
-// keep well-informed senders from coming here at all.
+// Decide says what becomes of packet p towards next hop h (RFC 4755 section 7.2). Packets to a
+// gateway and to a neighbour are treated alike. Their routes show the MTU, so most senders send
+// nothing larger.
 func Decide(p Packet, h NextHop) Decision {
 	if p.Len <= h.MTU {
 		return Decision{Verdict: Send}
@@ -94,14 +94,14 @@ func Decide(p Packet, h NextHop) Decision {
 	if p.Dst.Is4() {
 		d := decide4(p, m)
 		if d.Verdict == Fragment && d.MTU > h.MTU {
-			// What there is now would not carry such pieces, and how large they may be
-			// is known for certain only when the connection is up.
+			// The path of now would not carry such fragments. How large they may be is certain only
+			// when the connection is up.
 			return Decision{Verdict: Wait}
 		}
 		return d
 	}
-	// Below 1280 a too-big message is ignored by the kernel, and IPv6 does not
-	// belong on such a link.
+	// The kernel ignores a too-big message that names less than 1280, and IPv6 does not belong on
+	// such a link.
 	if m < MinIPv6 {
 		return Decision{Verdict: Discard, Reason: ReasonMinimum}
 	}

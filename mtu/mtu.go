@@ -1,9 +1,9 @@
-// Package mtu decides sizes: what Receive MTU we offer and accept, which UD MTU
-// an underlay bears, and what to do with a packet too large for its next hop. It
-// decides; datapath does. Which routes of the device say so is for fib.
+// Package mtu decides sizes: what Receive MTU we offer and accept, which UD MTU an underlay
+// carries, and what to do with a packet too large for its next hop. datapath carries out the
+// decisions. fib sets the MTUs of the device's routes.
 //
-// Every function is pure. All sizes are octets. An IP MTU counts the IP header
-// onwards; a Receive MTU also counts the 4-octet encapsulation header.
+// Every function is pure. All sizes are octets. An IP MTU counts the IP header onwards; a Receive
+// MTU also counts the 4-octet encapsulation header.
 //
 // Sources: RFC 4755 sections 5, 6 and 7.2, RFC 4391 section 7, RoCEv2 header sizes.
 package mtu
@@ -17,21 +17,21 @@ import (
 
 // Sizes in octets.
 const (
-	DefaultReceive = 65524           // Receive MTU offered, as Linux does
+	DefaultReceive = 65524           // the Receive MTU that we offer, as Linux does
 	DefaultDevice  = 65520           // IP MTU of the device: DefaultReceive less the header
 	DefaultUD      = 2044            // RFC 4391 section 7: 2048 less the header
 	MaxUD          = 4096 - 4        // the largest IB UD payload less the header
 	MaxReceive     = uint32(1 << 31) // the largest IB message (RFC 4755 section 1)
 	MinIPv6        = 1280            // RFC 8200 section 5
-	MinIPv4        = 576             // what we ask where IPv6 is off; RFC 791 demands 68
-	RetryReceive   = 2048            // offered after a REJ 26 that names no value
+	MinIPv4        = 576             // the least that we accept where IPv6 is off; RFC 791 demands 68
+	RetryReceive   = 2048            // the offer after a REJ 26 that names no value
 	headerLen      = encap.HeaderLen // octets
 	ipv4HeaderLen  = 20              // without options
 	ipv6HeaderLen  = 40              //
 	tcpHeaderLen   = 20              // without options
 )
 
-// IPMTU returns the IP MTU that a Receive MTU stands for, 0 if none.
+// IPMTU returns the IP MTU that a Receive MTU leaves, 0 if it leaves none.
 func IPMTU(receive uint32) int {
 	return int(max(headerLen, min(receive, MaxReceive)) - headerLen)
 }
@@ -41,9 +41,9 @@ func ReceiveMTU(ip int) uint32 {
 	return min(uint32(min(uint64(max(ip, 0)), math.MaxInt32))+headerLen, MaxReceive)
 }
 
-// A RefusedError says that two Receive MTUs give an IP MTU below the minimum of
-// a protocol on the interface. It is answered with REJ 26 and our own values;
-// the peer is served over UD (docs/rfc4755.md).
+// A RefusedError says that two Receive MTUs give an IP MTU below the minimum of a protocol on the
+// interface. We answer the peer with REJ 26 and our own values, and serve it over UD
+// (docs/rfc4755.md).
 type RefusedError struct {
 	Own, Peer uint32 // Receive MTUs
 	Got, Need int    // IP MTUs
@@ -69,10 +69,9 @@ func Negotiate(own, peer uint32, ipv6 bool) (int, error) {
 	return got, nil
 }
 
-// AfterReject returns the Receive MTU to offer in the one retry after a REJ 26,
-// or 0 if there is nothing smaller to offer. offered is what the refused REQ
-// said, inREJ what the REJ's private data says (0 if there is none). WinOFED
-// rejects what is larger than its own.
+// AfterReject returns the Receive MTU to offer in the one retry after a REJ 26, or 0 if there is
+// nothing smaller to offer. offered is the Receive MTU of the refused REQ, inREJ that of the REJ's
+// private data (0 if there is none). WinOFED rejects Receive MTUs larger than its own.
 func AfterReject(offered, inREJ uint32) uint32 {
 	for _, v := range [...]uint32{inREJ, RetryReceive} {
 		if v > headerLen && v < offered {
@@ -82,8 +81,8 @@ func AfterReject(offered, inREJ uint32) uint32 {
 	return 0
 }
 
-// Effective returns the MTU for a destination: what its connection carries (or
-// UD), but not more than the device, which the user may have lowered.
+// Effective returns the MTU for a destination: that of its path (a connection or UD), but not more
+// than that of the device, which the user may have lowered.
 func Effective(device, path int) int { return min(device, path) }
 
 // AdvMSS returns the TCP MSS to announce for IP packets of so many octets.

@@ -10,23 +10,23 @@ import (
 const (
 	udOverhead4 = 20 + 8 + 12 + 8 + 4
 	udOverhead6 = 40 + 8 + 12 + 8 + 4
-	// What the kernel keeps free for the largest header of an RC or UC packet.
+	// The octets that the kernel keeps free for the largest header of an RC or UC packet.
 	pathReserve = 80
 )
 
-// A Link is what carries the UD queue pair.
+// A Link is the link below the UD queue pair.
 type Link struct {
 	// Underlay is the IP MTU of the underlay device, 0 if unknown (InfiniBand,
 	// a provider that does not say).
 	Underlay int
 	IPv4     bool   // our GID is IPv4-mapped
-	Path     ib.MTU // path MTU of the port; 0 means derive it from Underlay
+	Path     ib.MTU // path MTU of the port; 0 means that it is derived from Underlay
 	// MaxPayload is the provider's largest UD payload; 0 means the path MTU, or
 	// 4096 if Underlay is known and Path is not.
 	MaxPayload int
 }
 
-// PathMTU returns the IB path MTU of a RoCEv2 underlay, 0 if it bears none.
+// PathMTU returns the IB path MTU of a RoCEv2 underlay, 0 if the underlay is too small for any.
 func PathMTU(underlay int) ib.MTU { return ib.MTUFromOctets(underlay - pathReserve) }
 
 // LargestUD returns the largest UD IP MTU that a RoCEv2 underlay carries without
@@ -39,17 +39,17 @@ func LargestUD(underlay int, ipv4 bool) int {
 	return min(max(0, (underlay-over)&^3-headerLen), MaxUD) // payloads are padded to 4
 }
 
-// AcceptUD returns the largest UD IP MTU that hosts of a link take for granted, beside
-// one that sends up to send: what every host may send by default (RFC 4391 section 7).
+// AcceptUD returns the largest UD IP MTU that we take from others if we send up to send: at least
+// DefaultUD, which every host may send (RFC 4391 section 7).
 func AcceptUD(send int) int { return max(DefaultUD, send) }
 
-// A UDPlan is what an interface's UD side looks like.
+// A UDPlan says how an interface uses UD.
 type UDPlan struct {
-	MTU  int    // IP MTU of what is sent
-	Path ib.MTU // of RC and UC, and of UD in IB's own terms
-	IPv6 bool   // at least 1280
-	// BeyondPath says that full UD frames exceed the path MTU: only our own
-	// agents take them.
+	MTU  int    // largest IP packet sent over UD
+	Path ib.MTU // path MTU of RC and UC, and of UD as IB counts it
+	IPv6 bool   // MTU is at least 1280, so IPv6 can be used
+	// BeyondPath says that full UD frames exceed the path MTU: only hosts with our own agent
+	// receive them.
 	BeyondPath bool
 	// Fragmented says that the kernel fragments full UD frames on the underlay.
 	Fragmented bool
@@ -66,8 +66,8 @@ type UDError struct {
 
 func (e *UDError) Error() string { return e.Text }
 
-// PlanUD checks UD MTU want against the link; 0 means the largest that one frame of it
-// carries, DefaultUD at most. The error is a *UDError.
+// PlanUD checks UD MTU want against the link. 0 means the largest that one frame of the link
+// carries, at most DefaultUD. The error is a *UDError.
 func PlanUD(want int, l Link) (UDPlan, error) {
 	path := l.Path
 	if path == 0 {
@@ -106,7 +106,7 @@ func PlanUD(want int, l Link) (UDPlan, error) {
 	return p, nil
 }
 
-// payload returns the largest UD payload of the device.
+// payload returns the largest UD payload of the device in octets.
 func (l Link) payload(path ib.MTU) int {
 	switch {
 	case l.MaxPayload != 0:
@@ -117,8 +117,8 @@ func (l Link) payload(path ib.MTU) int {
 	return path.Octets()
 }
 
-// auto returns the largest UD IP MTU that one frame of the link carries, DefaultUD at
-// most. An IPv6 underlay carries fragments too: it always has room for IPv6.
+// auto returns the largest UD IP MTU that one frame of the link carries, at most DefaultUD. An
+// IPv6 underlay carries UD in fragments too, so it gets at least room for IPv6.
 func (l Link) auto(payload int) int {
 	n := min(DefaultUD, payload-headerLen)
 	if l.Underlay == 0 {
@@ -138,8 +138,9 @@ func tooSmall(limit int, l Link) error {
 		max(0, limit), MinIPv4)}
 }
 
-// tooLargeIPv4 names both remedies. IPv4 UD packets carry DF, because the ICRC
-// covers the identification, so the kernel cannot fragment them.
+// tooLargeIPv4 names both remedies. The kernel cannot fragment IPv4 UD packets, because they carry
+// DF. They need DF: it makes the kernel send identification 0, which the ICRC covers
+// (provider/softroce/socket.go).
 func tooLargeIPv4(want, limit, underlay int) error {
 	jumbo := (want+headerLen+3)&^3 + udOverhead4
 	return &UDError{Want: want, Limit: limit, Underlay: underlay, Text: fmt.Sprintf(
@@ -148,8 +149,8 @@ func tooLargeIPv4(want, limit, underlay int) error {
 		want, underlay, limit, limit, jumbo)}
 }
 
-// tooLargePath names both remedies where the path MTU is the device's, and comes
-// from the underlay.
+// tooLargePath names both remedies where the device's path MTU is the limit, and follows from the
+// underlay.
 func tooLargePath(want, most int) error {
 	need := ib.MTU256
 	for need.Octets() < want+headerLen {

@@ -1,13 +1,13 @@
-// Package pathmtu finds the largest packet that a path carries by sending packets that the
-// other end answers, as RFC 8899 has it for datagrams: no message of a router is believed.
+// Package pathmtu finds the largest packet that a path carries. It sends packets that the other
+// end answers, as RFC 8899 says for datagrams, and believes no message of a router.
 //
-// A [Search] is pure: it says which sizes to send, and is told which were answered. It knows
-// nothing of what a packet looks like or of who is at the other end. An end that answers not
-// even the smallest one is an implementation that knows no probes: nothing is said of its path.
+// A [Search] is pure: it says which sizes to send, and is told which were answered. It does not
+// know what a packet looks like or who is at the other end. If the other end does not answer even
+// the smallest size, it knows no probes: then the search says nothing about the path.
 //
 // Sources: RFC 8899 sections 4.3 (black holes), 5.2 (states) and 5.3 (search with a table of
-// sizes). Missing: its timer of 15 s for one probe, because here a smaller probe leaves beside
-// each one, and its answer tells when the other is late.
+// sizes). Missing: its timer of 15 s for one probe. Here each probe goes together with a smaller
+// one, whose answer tells when the other answer is late.
 package pathmtu
 
 import (
@@ -20,25 +20,28 @@ const (
 	// MaxSizes bounds the sizes of a search.
 	MaxSizes = 16
 
-	// maxRounds bounds the rounds of a search; maxSilent those in which nothing is answered.
+	// maxRounds bounds the rounds of a search. maxSilent is after how many rounds without any
+	// answer a search gives up.
 	maxRounds = 10
 	maxSilent = 4
-	// heardFirst and heardAgain are in how many rounds the smallest size must be answered, and
-	// a larger one not, for that to count as lost because of its size: for the first time on a
-	// path, and where the larger one was answered before.
+	// A size counts as lost because of its size if it had no answer while the smallest size was
+	// answered in so many rounds: heardFirst in a search from nothing, heardAgain where the size in
+	// force is confirmed, heardRaise where a size above that in force is tried.
 	heardFirst = 5
 	heardAgain = 6
 	// heardRaise is the same where more is tried than the path is known to carry.
 	heardRaise = 2
 
-	// confirmEvery is how long an answer proves the size, while there is traffic.
+	// confirmEvery is how long an answer proves the size in force, while there is traffic.
 	confirmEvery = 15 * time.Second
-	// raiseFirst and raiseMost are the times after which more is tried: twice as long each time.
+	// raiseFirst is the first time after which a larger size is tried. The time doubles with each
+	// try, up to raiseMost.
 	raiseFirst = 10 * time.Second
 	raiseMost  = 10 * time.Minute
-	// idleAfter is for how long a search without a result is of use to nobody while nothing is sent.
+	// idleAfter is for how long a search that lowered nothing is kept while nothing is sent.
 	idleAfter = time.Minute
-	// silentFirst is when an end that answers nothing is asked again; raiseMost bounds that too.
+	// silentFirst is the first time after which an end that answered nothing is asked again. It
+	// doubles with each try, up to raiseMost.
 	silentFirst = 30 * time.Second
 )
 
@@ -48,7 +51,7 @@ type State uint8
 // States.
 const (
 	Disabled  State = iota // the other end answers no probes
-	Searching              // answers are waited for
+	Searching              // probes are sent, and answers waited for
 	Complete               // the size is known
 )
 
@@ -63,29 +66,28 @@ type Probe struct {
 	ID     uint64
 }
 
-// A Search finds the largest of some sizes that a path carries. It begins with the largest,
-// and that is what [Search.Octets] says until it is known to be lost. A zero Search is none; use
-// [New].
+// A Search finds the largest of some sizes that a path carries. The largest size is in force
+// ([Search.Octets]) until it is known to be lost. A zero Search cannot be used; use [New].
 type Search struct {
-	sizes []int // ascending; the first is what every path is taken to carry
+	sizes []int // ascending; every path is taken to carry the first
 
 	state  State
 	result int // index of the size in force
 	most   int // index of the largest that can be sent
 
-	target int // of the rounds under way: the largest size that is tried
-	best   int // the largest that was answered in them; -1: none
-	need   int // in how many rounds the smallest must be heard
+	target int // largest size that the present rounds try (index)
+	best   int // largest size that was answered in them (index); -1: none
+	need   int // number of rounds in which the smallest size must be answered
 	round  int
 	known  bool   // the other end has answered a probe
-	heard  uint16 // rounds whose smallest probe was answered
-	id     uint64 // of the rounds under way; its last octet is that of the round
+	heard  uint16 // by bit: the rounds in which the smallest size was answered
+	id     uint64 // of the present rounds; in a probe's ID the last octet is the number of its round
 	due    time.Time
 
-	used       time.Time // when it was begun, or packets went to the other end
+	used       time.Time // when the search began last, or when packets last went to the other end
 	confirmed  time.Time // when the size in force was last answered
-	lowered    time.Time // when the size in force became less
-	again      time.Time // when more is tried, or a silent end is asked again
+	lowered    time.Time // when the size in force was last lowered
+	again      time.Time // when a larger size is tried, or a silent end is asked again
 	raiseAfter time.Duration
 	quietFor   time.Duration
 }
@@ -107,14 +109,15 @@ func (s *Search) Octets() int { return s.sizes[s.result] }
 // Lowered reports whether larger sizes are known to be lost.
 func (s *Search) Lowered() bool { return s.result < len(s.sizes)-1 }
 
-// Since returns when the size in force became less; zero if it never did.
+// Since returns when the size in force was last lowered; zero if it never was.
 func (s *Search) Since() time.Time { return s.lowered }
 
 // RaiseDue reports whether it is time to try a larger size than that in force (RFC 8899 section
 // 5.1.1, PMTU_RAISE_TIMER).
 func (s *Search) RaiseDue(now time.Time) bool { return s.Lowered() && !now.Before(s.again) }
 
-// Raise begins to try the largest size that can be sent, and appends the first probes to dst.
+// Raise begins to try the sizes above that in force, up to the largest that can be sent, and
+// appends the first probes to dst.
 func (s *Search) Raise(dst []Probe, now time.Time, id uint64) []Probe {
 	return s.begin(dst, now, id, s.most, s.result, heardRaise)
 }
@@ -131,8 +134,9 @@ func (s *Search) Sizes() []int { return s.sizes }
 // Deadline returns when [Search.Wake] is due; zero means never.
 func (s *Search) Deadline() time.Time { return s.due }
 
-// IdleAt returns when the search need not be kept any more, of which there may be very many: it
-// has found nothing that another would not, and nothing was sent for a while. Zero means never.
+// IdleAt returns from when on the search need not be kept: it has lowered nothing, so a new search
+// would say the same, and nothing was sent for a while. There may be very many such searches. Zero
+// means never.
 func (s *Search) IdleAt() time.Time {
 	if s.state == Searching || s.Lowered() {
 		return time.Time{}
@@ -147,8 +151,8 @@ func (s *Search) Limit(n int) {
 	s.target = min(s.target, s.most)
 }
 
-// Start begins a search from nothing and appends its first probes to dst. Their IDs begin as id
-// does, which nobody can guess.
+// Start begins a search from nothing and appends its first probes to dst. All octets of their IDs
+// but the last are those of id, which nobody must be able to guess.
 func (s *Search) Start(dst []Probe, now time.Time, id uint64) []Probe {
 	return s.begin(dst, now, id, min(s.result, s.most), -1, heardFirst)
 }
@@ -160,7 +164,8 @@ func (s *Search) begin(dst []Probe, now time.Time, id uint64, target, best, need
 }
 
 // send appends the probes of one round: the smallest size, which tells that the path carries
-// anything at all, and what may be the largest. That alone at first; then what lies below, too.
+// anything at all, and the target. Once the smallest has been answered, it also sends the sizes
+// between the best one and the target.
 func (s *Search) send(dst []Probe, now time.Time) []Probe {
 	id, from := s.id|uint64(s.round), s.best+1
 	if s.heard == 0 {
@@ -175,13 +180,13 @@ func (s *Search) send(dst []Probe, now time.Time) []Probe {
 	return dst
 }
 
-// wait is how long answers of a round are waited for. Later ones count all the same.
+// wait returns how long the answers of a round are waited for. Later answers count all the same.
 func wait(round int) time.Duration {
 	return 100 * time.Millisecond << max(0, min(round-heardFirst, 2))
 }
 
-// Answer takes the answer to a probe. It reports whether that was one of ours, and whether the
-// size in force is another now. [Search.Deadline] may be another afterwards.
+// Answer takes the answer to a probe. ours says whether it belongs to the present rounds, changed
+// whether the size in force has changed. It may change [Search.Deadline].
 func (s *Search) Answer(now time.Time, p Probe) (ours, changed bool) {
 	i, ok := slices.BinarySearch(s.sizes, p.Octets)
 	if !ok || s.id == 0 || p.ID&^0xff != s.id || int(p.ID&0xff) >= s.round {
@@ -201,13 +206,13 @@ func (s *Search) Answer(now time.Time, p Probe) (ours, changed bool) {
 	switch {
 	case s.state != Complete && s.best >= s.target:
 		s.complete(now)
-	case s.state == Disabled: // it was only slow
+	case s.state == Disabled: // the other end was only slow
 		s.state, s.due = Searching, now
 	}
 	return true, changed
 }
 
-// complete ends the rounds with the size in force.
+// complete ends the rounds.
 func (s *Search) complete(now time.Time) {
 	s.state, s.due = Complete, time.Time{}
 	if s.target > s.result {
@@ -216,8 +221,8 @@ func (s *Search) complete(now time.Time) {
 	}
 }
 
-// lower has a smaller size in force, if less than what was tried has been answered, and
-// reports whether it did.
+// lower puts the best answered size in force if that is smaller than the target and the size in
+// force. It reports whether it did.
 func (s *Search) lower(now time.Time) bool {
 	best := max(s.best, 0)
 	if best >= s.target || best >= s.result {
@@ -230,8 +235,8 @@ func (s *Search) lower(now time.Time) bool {
 	return true
 }
 
-// Wake ends a round that is over, appends the probes of the next one, if there is one, to dst,
-// and reports whether the size in force is another now.
+// Wake ends the round that is over. It appends the probes of the next round, if there is one, to
+// dst. changed says whether the size in force has changed.
 func (s *Search) Wake(dst []Probe, now time.Time) (probes []Probe, changed bool) {
 	if s.due.IsZero() || now.Before(s.due) {
 		return dst, false
@@ -247,16 +252,16 @@ func (s *Search) Wake(dst []Probe, now time.Time) (probes []Probe, changed bool)
 		s.again = now.Add(s.quietFor)
 		s.quietFor = min(2*s.quietFor, raiseMost)
 		return dst, false
-	case s.round >= maxRounds: // too much is lost of all sizes to say anything
+	case s.round >= maxRounds: // too many probes of all sizes are lost to say anything
 		s.complete(now)
 		return dst, false
 	}
 	return s.send(dst, now), false
 }
 
-// Used says that packets have gone to the other end since it was called last, and appends to dst
-// what is to be sent therefore: whether the path still carries the size in force, or more. A
-// search that begins has that id.
+// Used says that packets have gone to the other end since the last call. It appends the probes
+// that are due to dst: to confirm that the path carries the size in force, to try a larger one, or
+// to ask a silent end again. If it begins new rounds, their id is id.
 func (s *Search) Used(dst []Probe, now time.Time, id uint64) []Probe {
 	s.used = now
 	switch {

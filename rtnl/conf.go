@@ -2,13 +2,13 @@ package rtnl
 
 import "net/netip"
 
-// A Conf is what the sysctls of a device, with those of "all", say about answering
-// for addresses.
+// A Conf has the sysctls that say whether a device forwards and answers for addresses: those of
+// the device, combined with those of "all".
 type Conf struct {
-	ARPIgnore          int  // the larger of the device's and all's
+	ARPIgnore          int  // the larger of the device's and of all's
 	Forward4, Forward6 bool // of the device
-	ProxyARP           bool // the device's or all's
-	ProxyND            bool // likewise, IPv6
+	ProxyARP           bool // set for the device or for all
+	ProxyND            bool // likewise, for IPv6
 }
 
 // An Answering says whether a host answers a neighbour's question for an address.
@@ -16,9 +16,9 @@ type Answering uint8
 
 // Answers.
 const (
-	AnswerNot   Answering = iota // it is another host's
-	AnswerLocal                  // it is the host's, of another device
-	AnswerProxy                  // it is another host's that is answered for
+	AnswerNot   Answering = iota // no: the address is another host's
+	AnswerLocal                  // yes: the address is the host's own, on another device
+	AnswerProxy                  // yes, for another host, as a proxy
 )
 
 // String prints "not", "local" or "proxy".
@@ -26,10 +26,10 @@ func (a Answering) String() string {
 	return [...]string{"not", "local", "proxy"}[min(a, AnswerProxy)]
 }
 
-// Answer reports whether the host answers for target, which is none of device's own
-// addresses, when it is asked by that device. route is where the kernel would send a
-// packet to target, proxies are the addresses of "ip neigh add proxy". It does what
-// the kernel does where it answers itself: arp_process and ndisc_recv_ns.
+// Answer reports whether the host answers for target when a neighbour asks for it by device.
+// target is no address of that device. route is where the kernel would send a packet to target,
+// proxies are the addresses of "ip neigh add proxy". Answer decides as the kernel does in
+// arp_process and ndisc_recv_ns.
 func (c Conf) Answer(device int, target netip.Addr, route Answer, proxies []netip.Addr) Answering {
 	proxied := false
 	for _, p := range proxies {

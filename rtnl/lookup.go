@@ -6,13 +6,13 @@ import (
 	"net/netip"
 )
 
-// A Flow is what the kernel may look at in an IP packet to find its next hop.
-// What [Fields] leaves out is zero.
+// A Flow has the fields of an IP packet that the kernel may look at to find its next hop. Fields
+// that [Fields] leaves out are zero.
 type Flow struct {
 	Dst, Src         netip.Addr // IPv4 addresses are Is4, IPv6 ones have no zone
 	TOS              uint8      // DSCP in the upper six bits; the ECN bits are zero
 	Proto            uint8      // IP protocol number
-	SrcPort, DstPort uint16     // host octet order; zero without ports
+	SrcPort, DstPort uint16     // host octet order; zero if the packet has no ports
 }
 
 // Compare orders flows, by their destinations first.
@@ -24,11 +24,11 @@ func (f Flow) Compare(g Flow) int {
 		cmp.Compare(f.SrcPort, g.SrcPort), cmp.Compare(f.DstPort, g.DstPort))
 }
 
-// Fields says which fields of a packet decide its next hop, besides what a TUN
-// does not show: incoming device, mark and user.
+// Fields says which fields of a packet decide its next hop. A TUN does not show the incoming
+// device, mark and user, which may decide too.
 type Fields uint8
 
-// Fields, each with all before it.
+// Values of Fields. Each one includes those before it.
 const (
 	DstOnly    Fields = iota // destination address: only the kernel's own rules exist
 	WithSource               // source address and DSCP
@@ -51,37 +51,36 @@ func (f Fields) Of(flow Flow) Flow {
 	return flow
 }
 
-// A Query asks the kernel for the route that it would take (RTM_GETROUTE).
+// A Query asks the kernel which route a packet would take (RTM_GETROUTE).
 type Query struct {
-	Flow       // a zero Src lets the kernel choose, zero Proto and ports are not asked with
-	OIF   int  // index of the device that it must leave by; zero: any
-	IIF   int  // index of the device that it came in by; zero: it is made here
-	Match bool // answer with the route as it stands in its table (RTM_F_FIB_MATCH): Prefix, and its own MTU
-	// Through is the index of a device, only with Match: of a multipath route that
-	// has hops by it, the answer is one of these, as often as their weights say.
+	Flow       // a zero Src lets the kernel choose one; zero Proto and ports are left out
+	OIF   int  // index of the device that the packet must leave by; zero sets none
+	IIF   int  // index of the device that it came in by; zero means that this host sends it
+	Match bool // answer with the route as it stands in its table (RTM_F_FIB_MATCH): with Prefix and its own MTU
+	// Through is the index of a device, used only with Match. If the route is a multipath route
+	// with hops by that device, the answer is one of these hops, chosen by their weights.
 	Through int
 }
 
-// An Answer is the route that the kernel would take.
+// An Answer is the kernel's answer to a Query: the route that the packet would take.
 type Answer struct {
 	Type     RouteType    // Unicast, Local, Broadcast, Multicast; or why there is none: Unreachable, Prohibit, Blackhole
 	OIF      int          // index of the device
-	Via      netip.Addr   // gateway; zero: the destination is on the link
+	Via      netip.Addr   // gateway; zero if the destination is on the link
 	Src      netip.Addr   // preferred source
-	Table    int          // that the route stands in; zero: not told
-	Protocol uint8        // who made the route; zero: not told, as for IPv4 without Match
-	MTU      int          // octets, of the route or an exception to it; zero: the device's
+	Table    int          // table of the route; zero if not told
+	Protocol uint8        // who made the route; zero if not told, as for IPv4 without Match
+	MTU      int          // octets, of the route or an exception to it; zero means that of the device
 	Prefix   netip.Prefix // of the route; only with Match
 }
 
-// OK reports whether packets can be sent by a.
+// OK reports whether packets can be sent by route a.
 func (a Answer) OK() bool {
 	return a.Type == Unicast || a.Type == Local || a.Type == Broadcast || a.Type == Multicast
 }
 
-// ErrForeignSource says that a route was asked for with a source that is not an
-// address of this host, and without the device that the packet came in by. The
-// kernel refuses that for IPv4.
+// ErrForeignSource says that a Query had a source that is no address of this host, and no device
+// that the packet came in by. The kernel refuses that for IPv4.
 var ErrForeignSource = errors.New("rtnl: the source is not an address of this host")
 
 // A Rule is one policy rule of ours: packets to To that leave by device OIF are

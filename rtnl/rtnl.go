@@ -1,8 +1,8 @@
-// Package rtnl has the objects of rtnetlink as values: routes, addresses, links,
-// what the kernel answers when it is asked for a route, and changes of all these.
-// hostnet reads them from the kernel, fib decides with them.
+// Package rtnl has the objects of rtnetlink as values: routes, addresses, links, the kernel's
+// answers about routes, and changes of all these. hostnet reads them from the kernel; fib decides
+// with them.
 //
-// It has no socket. Numbers are those of the kernel's uapi/linux/rtnetlink.h.
+// The package has no socket. Numbers are those of the kernel's uapi/linux/rtnetlink.h.
 package rtnl
 
 import (
@@ -13,10 +13,10 @@ import (
 	"strings"
 )
 
-// Protocol is the rtnetlink protocol number ("proto 75" in ip route) of the
-// routes that are ours: per-destination MTU routes and 224.0.0.0/4. Everything
-// with it on our device is removed at start and at exit. The number is free in
-// iproute2's rt_protos. Repaired kernel routes keep protocol [ProtoKernel].
+// Protocol is the rtnetlink protocol number ("proto 75" in ip route) of our routes:
+// per-destination MTU routes and 224.0.0.0/4. At start and at exit every route with that number is
+// removed from our device. The number is free in iproute2's rt_protos. Kernel routes to which we
+// gave other metrics keep protocol [ProtoKernel].
 const Protocol = 75
 
 // Route protocols that others use.
@@ -77,10 +77,10 @@ type Route struct {
 	Via      netip.Addr // gateway; zero if on-link; may be IPv6 for an IPv4 Dst
 	Src      netip.Addr // preferred source, may be zero
 	OnLink   bool       // the gateway is reachable though no route says so
-	MTU      int        // octets; zero: no metric, the device MTU
+	MTU      int        // octets; zero means no metric: the MTU of the device counts
 	MTULock  bool
-	AdvMSS   int // octets; zero: no metric
-	Expires  int // seconds left for routes from RA, zero means never
+	AdvMSS   int // octets; zero means no metric
+	Expires  int // seconds left, for routes from RA; zero means that the route does not expire
 
 	Pref  uint8  // IPv6 router preference
 	Other string // metrics without a field here, as netlink attributes
@@ -88,11 +88,11 @@ type Route struct {
 
 // Errors of changes.
 var (
-	ErrExists   = errors.New("rtnl: another's route is there")
-	ErrNotFound = errors.New("rtnl: not found") // what is to be removed
+	ErrExists   = errors.New("rtnl: another's route is there") // somebody else's route is in the place
+	ErrNotFound = errors.New("rtnl: not found")                // the object to remove is not there
 )
 
-// A Key is what tells one route from another of the same device.
+// A Key tells the routes of a device apart.
 type Key struct {
 	Dst    netip.Prefix
 	Table  int
@@ -102,7 +102,7 @@ type Key struct {
 	Type   RouteType
 }
 
-// Key returns what identifies r.
+// Key returns the fields that identify r.
 func (r Route) Key() Key {
 	k := Key{Dst: r.Dst, Table: r.Table, Metric: r.Metric, TOS: r.TOS, Type: r.Type}
 	if k.Table == 0 {
@@ -153,7 +153,7 @@ func (r Route) String() string {
 // An Addr is one address of a device. It is comparable.
 type Addr struct {
 	Prefix    netip.Prefix // the address itself, with the length of its subnet
-	Peer      netip.Addr   // of a point-to-point address, else zero
+	Peer      netip.Addr   // the other end of a point-to-point address, else zero
 	Broadcast netip.Addr   // IPv4, may be zero
 	Tentative bool         // IPv6: the kernel's DAD runs; it cannot be bound yet
 	DADFailed bool         // IPv6
@@ -168,16 +168,16 @@ type Link struct {
 	Name    string
 	MTU     int  // octets
 	Up      bool // IFF_UP: wanted by the administrator
-	Running bool // carrier and operational
+	Running bool // has a carrier and is operational
 	HWAddr  string
 	Type    string // "veth", "tun", "" for plain hardware
 	Gone    bool   // the device was removed
 
-	Master   int // index of the bridge, bond or VRF that it belongs to, zero: none
+	Master   int // index of the bridge, bond or VRF that the device belongs to; zero if none
 	VRFTable int // routing table of Master if that is a VRF
 }
 
-// VRF returns the index of the VRF that l is in; zero: it is in none.
+// VRF returns the index of the VRF that the device is in, zero if it is in none.
 func (l Link) VRF() int {
 	if l.VRFTable == 0 {
 		return 0
@@ -200,13 +200,13 @@ const (
 	Resync EventKind = iota // Snapshot replaces all that was known
 	AddrSet
 	AddrGone
-	RouteSet // new, or its attributes changed: replace what has the same Key
+	RouteSet // a route is new or changed: it replaces the one with the same Key
 	RouteGone
 	LinkChange
-	// Rerouted says that the next hops of destinations inside Prefix may be others
-	// now; a zero Prefix is all destinations. A route came, went or changed, of any
-	// device and in any table, or a next-hop object, address or link did. Routes of
-	// ours do not count: they lead where packets went before.
+	// Rerouted says that destinations inside Prefix may have other next hops now. A zero Prefix
+	// stands for all destinations. The cause is a change of a route of any device and in any table,
+	// or of a next-hop object, an address or a link. Routes of ours do not count: they lead where
+	// packets went before.
 	Rerouted
 	// Rules says that policy rules changed, and which Fields they look at.
 	Rules
@@ -221,7 +221,7 @@ func (k EventKind) String() string {
 	return fmt.Sprintf("EventKind(%d)", uint8(k))
 }
 
-// An Event is one change. Only the field that Kind names is set.
+// An Event is one change. Only the fields for its Kind are set.
 type Event struct {
 	Kind     EventKind
 	Snapshot *Snapshot
@@ -229,6 +229,6 @@ type Event struct {
 	Route    Route
 	Link     Link
 	Prefix   netip.Prefix // of Rerouted
-	Unnamed  bool         // of Rerouted without Prefix: routes changed and are not told one by one
+	Unnamed  bool         // Rerouted without Prefix: routes changed that are not told one by one
 	Fields   Fields       // of Rules
 }

@@ -7,39 +7,41 @@ import (
 	"ipoibcm/wire/ip"
 )
 
-// Of struct virtio_net_hdr, which IFF_VNET_HDR puts before every packet, in the
-// host's octet order: octet 0 flags, 1 GSO type, 2 header length, 4 segment size,
-// 6 where the checksum's cover begins, 8 where in that the checksum is.
+// Constants of struct virtio_net_hdr, which IFF_VNET_HDR puts before every packet, in the host's
+// octet order. At octet 0 are the flags, at 1 the GSO type, at 2 the length of the headers, at 4
+// the segment size, at 6 where the octets begin that the checksum covers, at 8 where among those
+// octets the checksum is.
 const (
 	vnetLen       = 10
 	vnetNeedsCsum = 1 // VIRTIO_NET_HDR_F_NEEDS_CSUM
 	tunFCsum      = 1 // TUN_F_CSUM
 )
 
-// checkFrom is the length in octets from which a packet for the kernel is worth
-// having its checksum looked at here.
+// checkFrom is the length in octets from which on it is worth checking here the checksum of a
+// packet for the kernel.
 const checkFrom = 512
 
-// Checksums says who computes the checksums of TCP and UDP at the TUN. The kernel
-// would do it one packet after the other with words of 8 octets, before it gives
-// a packet out and when it takes one in.
+// Checksums says who computes the checksums of TCP and UDP at the TUN. The kernel would compute
+// them packet by packet with words of 8 octets, before it gives a packet out and when it takes one
+// in.
 type Checksums struct {
 	On        bool
 	Why       string // why not, or what is doubtful
-	Completed uint64 `name:"checksums_completed"` // packets from the kernel that got theirs here
-	Verified  uint64 `name:"checksums_verified"`  // packets for the kernel whose own was seen to be right
-	Wrong     uint64 `name:"checksums_wrong"`     // those whose was not: the kernel drops and counts them
-	Malformed uint64 `name:"drop_checksum_range"` // from the kernel, whose cover made no sense: dropped
+	Completed uint64 `name:"checksums_completed"` // packets from the kernel whose checksum was computed here
+	Verified  uint64 `name:"checksums_verified"`  // packets for the kernel whose checksum was found right here
+	Wrong     uint64 `name:"checksums_wrong"`     // packets for the kernel with a wrong checksum: the kernel drops and counts them
+	Malformed uint64 `name:"drop_checksum_range"` // packets from the kernel whose covered octets made no sense: dropped
 }
 
-// csums is the state behind it.
+// csums is the state behind [Checksums].
 type csums struct {
 	on                                    bool
 	why                                   string
 	completed, verified, wrong, malformed atomic.Uint64
 }
 
-// Checksums says what became of [Options.NoChecksum], and counts.
+// Checksums says whether checksums are computed here (see [Options.NoChecksum]), and returns the
+// counts of t and its further queues.
 func (t *File) Checksums() Checksums {
 	c := &t.csum
 	s := Checksums{On: c.on, Why: c.why, Completed: c.completed.Load(), Verified: c.verified.Load(),
@@ -52,8 +54,7 @@ func (t *File) Checksums() Checksums {
 	return s
 }
 
-// complete puts the checksum into p, if header h asks for it. It reports whether
-// that made sense.
+// complete puts the checksum into p, if header h asks for it. It reports whether h made sense.
 func (c *csums) complete(h *[vnetLen]byte, p []byte) bool {
 	if h[0]&vnetNeedsCsum == 0 {
 		return true
@@ -74,9 +75,9 @@ func (c *csums) complete(h *[vnetLen]byte, p []byte) bool {
 	return true
 }
 
-// look looks at the checksum of p, which is for the kernel. If it is right the
-// kernel is told to complete it, should p ever leave the host again: until then it
-// believes it, as it does what another program sent. (A TUN does not know
+// look checks the checksum of p, which is for the kernel. right says that it is right. The caller
+// then tells the kernel to complete the checksum if p ever leaves the host again. Until then the
+// kernel trusts it, as it trusts what a program of the host sent. (A TUN does not know
 // VIRTIO_NET_HDR_F_DATA_VALID.)
 func (c *csums) look(p []byte) (s segment, right bool) {
 	if len(p) < checkFrom {
@@ -96,14 +97,14 @@ func (c *csums) look(p []byte) (s segment, right bool) {
 
 // A segment is the TCP segment or UDP datagram in a packet.
 type segment struct {
-	start int    // where it begins
-	at    int    // where in the packet its checksum is
-	head  int    // octets of all headers
-	sum   uint32 // of the pseudo-header
+	start int    // offset of the segment in the packet
+	at    int    // offset of its checksum in the packet
+	head  int    // octets of all headers, IP included
+	sum   uint32 // sum of the pseudo-header
 }
 
-// find finds the segment of a whole TCP or UDP packet that has a checksum. It
-// does not look into anything else (ok is false).
+// find finds the segment of a whole TCP or UDP packet that has a checksum. For any other packet ok
+// is false.
 func find(p []byte) (s segment, ok bool) {
 	if len(p) == 0 {
 		return s, false
@@ -144,7 +145,7 @@ func find(p []byte) (s segment, ok bool) {
 // valid reports whether the checksum is right.
 func (s *segment) valid(p []byte) bool { return ip.Sum(s.sum, p[s.start:]) == 0xffff }
 
-// mark has the kernel complete the checksum, and puts what that needs into h and p.
+// mark sets h and p so that the kernel completes the checksum.
 func (s *segment) mark(h *[vnetLen]byte, p []byte) {
 	binary.BigEndian.PutUint16(p[s.at:], uint16(ip.Sum(s.sum, nil)))
 	h[0] = vnetNeedsCsum
@@ -153,7 +154,7 @@ func (s *segment) mark(h *[vnetLen]byte, p []byte) {
 	binary.NativeEndian.PutUint16(h[8:], uint16(s.at-s.start))
 }
 
-// verify checks the checksum of a packet; ok is false if find does not look at it.
+// verify checks the checksum of a packet. ok is false if find does not take the packet.
 func verify(p []byte) (valid, ok bool) {
 	s, ok := find(p)
 	return ok && s.valid(p), ok

@@ -8,39 +8,40 @@ import (
 	"ipoibcm/wire/ip"
 )
 
-// Of struct virtio_net_hdr and TUNSETOFFLOAD, since Linux 6.2.
+// Constants of struct virtio_net_hdr and TUNSETOFFLOAD, since Linux 6.2.
 const (
 	vnetUDP  = 5    // VIRTIO_NET_HDR_GSO_UDP_L4
 	tunFUSO4 = 0x20 // TUN_F_USO4
 	tunFUSO6 = 0x40 // TUN_F_USO6; the kernel takes both or none
 )
 
-// UDP: where in the header what lies (RFC 768).
+// Offsets in the UDP header, its length, and the protocol number (RFC 768).
 const (
 	udpLength, udpSum = 4, 6
 	udpLen            = 8
 	protoUDP          = 17
 )
 
-// Datagrams says whether the kernel gives and takes several UDP datagrams of one flow
-// as one GSO packet. They stay datagrams: whoever reads them gets one at a time, unless
-// it asked for more (UDP_GRO).
+// Datagrams says whether the kernel gives and takes several UDP datagrams of one flow as one GSO
+// packet. They stay datagrams: a program reads them one at a time, unless it asked for more
+// (UDP_GRO).
 type Datagrams struct {
 	On      bool
 	Why     string // why not, or what is doubtful
 	Split   uint64 `name:"udp_gso_split"`        // GSO packets from the kernel that were split
-	Written uint64 `name:"udp_gso_written"`      // GSO packets that they became
-	Merged  uint64 `name:"udp_datagrams_merged"` // datagrams for the kernel that were put together
+	Written uint64 `name:"udp_gso_written"`      // GSO packets for the kernel that merged datagrams became
+	Merged  uint64 `name:"udp_datagrams_merged"` // datagrams for the kernel that were merged
 }
 
-// uso is the state behind it.
+// uso is the state behind [Datagrams].
 type uso struct {
 	toggle
-	noMerge                atomic.Bool // the kernel refused one that was merged
+	noMerge                atomic.Bool // the kernel refused a merged packet
 	split, merged, written atomic.Uint64
 }
 
-// Datagrams says what became of [Options.NoDatagrams], and counts.
+// Datagrams says whether UDP comes and goes in GSO packets (see [Options.NoDatagrams]), and
+// returns the counts of t and its further queues.
 func (t *File) Datagrams() Datagrams {
 	s := &t.uso
 	why := s.why
@@ -55,7 +56,7 @@ func (t *File) Datagrams() Datagrams {
 	return sum
 }
 
-// asLargeUDP takes what the kernel gave with header h. It reports whether that makes
+// asLargeUDP reads the UDP packet p that the kernel gave with header h. ok says whether it makes
 // sense.
 func asLargeUDP(h *[vnetLen]byte, p []byte) (l large, ok bool) {
 	l = large{p: p, udp: true, size: int(binary.NativeEndian.Uint16(h[4:])), tcp: int(binary.NativeEndian.Uint16(h[6:]))}
@@ -84,7 +85,7 @@ func asLargeUDP(h *[vnetLen]byte, p []byte) (l large, ok bool) {
 	return l, true
 }
 
-// putUDP makes the UDP header of datagram t right.
+// putUDP sets length and checksum in the UDP header of datagram t.
 func (l *large) putUDP(t []byte) {
 	binary.BigEndian.PutUint16(t[udpLength:], uint16(len(t)))
 	t[udpSum], t[udpSum+1] = 0, 0
@@ -106,10 +107,10 @@ func isUDP(p []byte) bool {
 	}
 }
 
-// A datagrams is a GSO packet of UDP for the kernel that grows by datagrams of one
+// A datagrams is a GSO packet of UDP for the kernel that is being merged from datagrams of one
 // flow and one length; the last may be shorter.
 type datagrams struct {
-	seg   segment // of the first
+	seg   segment // of the first packet
 	first []byte  // the first packet
 	n     int     // datagrams
 	size  int     // payload octets of each but the last
@@ -117,8 +118,8 @@ type datagrams struct {
 	ended bool    // nothing may follow
 }
 
-// begin makes p, which is UDP, the first packet. right says that s is its datagram and
-// that the checksum was seen to be right. It reports whether others may follow.
+// begin makes p, which is UDP, the first packet. right says that s is its datagram, whose checksum
+// was found right. begin reports whether others may follow.
 func (m *datagrams) begin(p []byte, s segment, right bool) bool {
 	if len(p) > mergeBelow {
 		return false
@@ -140,7 +141,7 @@ func (m *datagrams) begin(p []byte, s segment, right bool) bool {
 	return true
 }
 
-// add appends p if it is of the same flow, has nothing else in its headers, and its
+// add appends p if it is of the same flow, its headers differ only where they must, and its
 // checksum is right.
 func (m *datagrams) add(p []byte) bool {
 	n := len(p) - m.seg.head
@@ -156,8 +157,8 @@ func (m *datagrams) add(p []byte) bool {
 	return true
 }
 
-// sameFlow reports whether p's headers are those of the first packet, but for what
-// must differ.
+// sameFlow reports whether p's headers equal those of the first packet, except where they must
+// differ.
 func (m *datagrams) sameFlow(p []byte) bool {
 	f, at := m.first, m.seg.start
 	if !bytes.Equal(f[at:at+udpLength], p[at:at+udpLength]) { // ports
@@ -171,8 +172,8 @@ func (m *datagrams) sameFlow(p []byte) bool {
 	return counts && f[0] == p[0] && f[1] == p[1] && f[6] == p[6] && f[8] == p[8] && bytes.Equal(f[12:20], p[12:20])
 }
 
-// finish makes the headers of the first packet those of the whole, and h what goes
-// before it.
+// finish changes the headers of the first packet to those of the GSO packet, and fills in h, which
+// goes before it.
 func (m *datagrams) finish(h *[vnetLen]byte) {
 	p, s := m.first, m.seg
 	s.sum += uint32(m.total - len(p)) // the pseudo-header has the length

@@ -14,28 +14,28 @@ import (
 
 // Options says how to open a TUN. The zero value is ready to use.
 type Options struct {
-	// Name of the interface; a %d in it is a number the kernel picks.
-	// Empty lets the kernel pick all of it ("tun0").
+	// Name of the interface; a %d in it is replaced by a number that the kernel picks. Empty lets
+	// the kernel pick the whole name ("tun0").
 	Name string
 	// MTU in octets, MinMTU to MaxMTU. Zero means DefaultMTU.
 	MTU int
-	// NoChecksum leaves the checksums of TCP and UDP to the kernel, as it is where
-	// the kernel does not give them away. See [Checksums].
+	// NoChecksum leaves the checksums of TCP and UDP to the kernel. They also stay with the kernel
+	// if it cannot leave them to us. See [Checksums].
 	NoChecksum bool
-	// NoSegments has the kernel split TCP into packets before it gives it out, and
-	// put none together. It does so too with NoChecksum. See [Segments].
+	// NoSegments makes the kernel split TCP into packets before it gives it out, and merges no
+	// packets for the kernel. NoChecksum has that effect too. See [Segments].
 	NoSegments bool
-	// NoDatagrams has the kernel split UDP that a program gave it in one call
-	// (UDP_SEGMENT) before it gives it out, and puts no datagrams together. It does so
-	// too with NoChecksum. See [Datagrams].
+	// NoDatagrams makes the kernel split UDP that a program gave it in one call (UDP_SEGMENT)
+	// before it gives it out, and merges no datagrams for the kernel. NoChecksum has that effect
+	// too. See [Datagrams].
 	NoDatagrams bool
 	// Queues says that there may be further queues ([File.Queue]). The name must then be
 	// that of no interface yet.
 	Queues bool
-	// Proven is what [File.Proven] of a process before said, on the kernel that runs: where the
-	// trial is the same it is not made again. Zero: it is made.
+	// Proven is what [File.Proven] returned in an earlier process on the running kernel. If it
+	// names the present version of the trial, no trial is made. Zero means that one is made.
 	Proven int
-	// trial replaces tryHeaders in tests, and in the trial itself.
+	// trial replaces tryHeaders in tests, and in the TUN of the trial itself.
 	trial func() (checksums, segments, datagrams error)
 }
 
@@ -43,9 +43,9 @@ func (o *Options) mtu() int { return cmp.Or(o.MTU, DefaultMTU) }
 
 // A File is a TUN device of the kernel.
 //
-// Its descriptor is not with the runtime's poller: whoever waits for packets does
-// so in poll(2), File.Read on a thread of its own or somebody else together with
-// other descriptors (FD, TryRead). That wakes sooner, and nobody else is woken.
+// Its descriptor is not registered with the runtime's poller. A reader waits for packets in
+// poll(2): File.Read on a thread of its own, or another goroutine together with other descriptors
+// (FD, TryRead). That wakes sooner, and nobody else is woken.
 type File struct {
 	name  string
 	index int
@@ -59,10 +59,10 @@ type File struct {
 	readMu  sync.Mutex
 	readHdr [vnetLen]byte // under readMu
 
-	parent *File   // of a further queue
-	queues []*File // further ones
+	parent *File   // of a further queue: the File of the first one
+	queues []*File // the further queues
 
-	hadHeaders bool // when it was taken over
+	hadHeaders bool // it had headers before packets when it was adopted
 	proven     bool // the kernel has passed all of the trial
 	csum       csums
 	tso        tso
@@ -89,9 +89,9 @@ func Open(o Options) (*File, error) {
 	return t, nil
 }
 
-// Adopt goes on with the TUN that fd is attached to, which a process before made. It
-// must have o.Name, and headers before packets just where o and the kernel let it have
-// them; its MTU stays. fd is the File's where there is no error.
+// Adopt takes over the TUN that fd is attached to, which an earlier process made. It must have the
+// name o.Name, and headers before packets exactly if o and the kernel allow them; its MTU stays.
+// Without an error the File owns fd.
 func Adopt(fd int, o Options) (*File, error) {
 	t := &File{fd: fd}
 	if err := t.takeOver(o); err != nil {
@@ -132,7 +132,7 @@ func (t *File) takeOver(o Options) error {
 	return t.begin(nil)
 }
 
-// flags finds out what there may be before packets, and returns the flags of the TUN.
+// flags finds out whether there may be headers before packets, and returns the flags of the TUN.
 func (t *File) flags(o Options) uint16 {
 	flags := uint16(unix.IFF_TUN | unix.IFF_NO_PI)
 	t.csum.why, t.tso.why, t.uso.why = switchedOff, switchedOff, switchedOff
@@ -176,7 +176,7 @@ func (t *File) setup(o Options) error {
 	return t.begin(&mtu)
 }
 
-// begin makes an attached TUN ready, with an MTU unless that is nil.
+// begin makes an attached TUN ready. It sets the MTU unless mtu is nil.
 func (t *File) begin(mtu *uint32) error {
 	if t.csum.on {
 		if err := t.vnet(); err != nil {
@@ -210,8 +210,8 @@ func (t *File) begin(mtu *uint32) error {
 	return nil
 }
 
-// mayVnet finds out whether the kernel can put a header before packets, and does
-// with it what we think.
+// mayVnet finds out whether the kernel can put a header before packets, and handles that header as
+// we expect.
 func (t *File) mayVnet(o Options) {
 	features, err := unix.IoctlGetInt(t.fd, unix.TUNGETFEATURES)
 	switch {
@@ -233,7 +233,7 @@ func (t *File) mayVnet(o Options) {
 	sums, segments, datagrams := trial()
 	t.proven = sums == nil && segments == nil && datagrams == nil
 	if t.hadHeaders && slow(sums) {
-		sums = nil // the process before has tried it, on this kernel: it can, and the machine has much to do
+		sums = nil // the process before tried it on this kernel, which can; the machine is only busy
 	}
 	if t.csum.on, t.csum.why = judge(sums); !t.csum.on {
 		return
@@ -242,9 +242,9 @@ func (t *File) mayVnet(o Options) {
 	t.uso.judged(datagrams)
 }
 
-// Proven returns which trial the kernel has passed in all its parts, for the [Options] of the
-// process that takes the TUN over; zero if it has not. A trial takes tens of milliseconds, in which
-// no packet passes.
+// Proven returns the version of the trial if the kernel has passed all of it, else zero. It is for
+// the [Options] of the process that takes the TUN over. A trial takes tens of milliseconds, in
+// which no packet passes.
 func (t *File) Proven() int {
 	if t.proven {
 		return trialVersion
@@ -252,8 +252,7 @@ func (t *File) Proven() int {
 	return 0
 }
 
-// judge says what a trial's error means. Where nothing could be tried we trust
-// the kernel.
+// judge says what a trial's error means. If nothing could be tried, we trust the kernel.
 func judge(err error) (on bool, why string) {
 	switch {
 	case errors.Is(err, errNotTried):
@@ -264,9 +263,8 @@ func judge(err error) (on bool, why string) {
 	return true, ""
 }
 
-// vnet sees that the header before packets is as long as we think, and lets the
-// kernel leave checksums to us. If it does not want to, it computes them itself
-// as before.
+// vnet makes sure that the header before packets has the length vnetLen, and lets the kernel leave
+// checksums to us. If the kernel refuses, it computes them itself as before.
 func (t *File) vnet() error {
 	n, err := unix.IoctlGetInt(t.fd, unix.TUNGETVNETHDRSZ)
 	if err == nil && n != vnetLen {
@@ -284,7 +282,7 @@ func (t *File) vnet() error {
 	return nil
 }
 
-// features are what the kernel may leave to us, as TUNSETOFFLOAD has them.
+// features returns what the kernel may leave to us, as flags of TUNSETOFFLOAD.
 func (t *File) features() (f uintptr) {
 	f = tunFCsum
 	if t.tso.on.Load() {
@@ -296,7 +294,7 @@ func (t *File) features() (f uintptr) {
 	return f
 }
 
-// offload says what the kernel may leave to us.
+// offload tells the kernel what it may leave to us.
 func (t *File) offload(what uintptr) unix.Errno {
 	_, _, e := unix.Syscall(unix.SYS_IOCTL, uintptr(t.fd), unix.TUNSETOFFLOAD, what)
 	return e
@@ -418,9 +416,9 @@ func (t *File) Write(bufs [][]byte) (n int, err error) {
 	return n, err
 }
 
-// The system calls return an Errno, not an error: making an interface of one
-// allocates for numbers the runtime has not prepared. They do not tell the
-// scheduler: the descriptor does not block, and a packet takes microseconds.
+// The functions for system calls return an Errno, not an error: converting an Errno to an error
+// allocates for numbers that the runtime has not prepared. They do not tell the scheduler of the
+// call: the descriptor does not block, and a packet takes microseconds.
 
 func (t *File) read(b []byte) (int, unix.Errno) {
 	if len(b) == 0 {
@@ -437,8 +435,8 @@ func (t *File) read(b []byte) (int, unix.Errno) {
 	return int(n) - vnetLen, e
 }
 
-// write writes one packet, or several in a row if they are one GSO packet of TCP, and
-// returns how many it tried.
+// write writes the first packet, or several packets in a row as one GSO packet of TCP or UDP. It
+// returns how many packets it tried to write.
 func (t *File) write(bufs [][]byte) (tried int, e unix.Errno) {
 	b := bufs[0]
 	if len(b) == 0 {
@@ -479,8 +477,8 @@ func (t *File) write(bufs [][]byte) (tried int, e unix.Errno) {
 	return 1, t.writev(iov[:])
 }
 
-// writeMerged writes the TCP packets of m to the kernel as one GSO packet. tried is how
-// many they were.
+// writeMerged writes the TCP packets of m to the kernel as one GSO packet. tried is how many
+// packets it tried to write.
 func (t *File) writeMerged(bufs [][]byte, m *merger) (tried int, e unix.Errno) {
 	var head [maxHead]byte
 	copy(head[:], m.first[:m.seg.head])
@@ -495,8 +493,8 @@ func (t *File) writeMerged(bufs [][]byte, m *merger) (tried int, e unix.Errno) {
 	return n, e
 }
 
-// writeDatagrams writes the datagrams of m to the kernel as one GSO packet. tried is how
-// many they were.
+// writeDatagrams writes the datagrams of m to the kernel as one GSO packet. tried is how many
+// datagrams it tried to write.
 func (t *File) writeDatagrams(bufs [][]byte, m *datagrams) (tried int, e unix.Errno) {
 	var head [maxHead]byte
 	copy(head[:], m.first[:m.seg.head])
@@ -510,10 +508,10 @@ func (t *File) writeDatagrams(bufs [][]byte, m *datagrams) (tried int, e unix.Er
 	return n, e
 }
 
-// writeGSO writes bufs as one GSO packet with header h: the first, whose headers are
-// made for that, and the payload of the others. If the kernel does not take it the
-// first packet gets its headers back, and that alone is written, unless the interface
-// is down. If that is taken, and the whole was refused for what it was, refused is set.
+// writeGSO writes bufs as one GSO packet with header h: the first packet, whose headers are those
+// of the GSO packet, and the payload of the others. If the kernel does not take it, the first
+// packet gets its own headers (head) back and is written alone, unless the interface is down. If
+// the kernel takes that packet, and refused the GSO packet as invalid, writeGSO sets refused.
 func (t *File) writeGSO(bufs [][]byte, h *[vnetLen]byte, head []byte, refused *atomic.Bool) (tried int, e unix.Errno) {
 	var iov [1 + maxMerged]unix.Iovec
 	iov[0] = vec(h[:])
@@ -535,7 +533,7 @@ func (t *File) writeGSO(bufs [][]byte, h *[vnetLen]byte, head []byte, refused *a
 	return 1, e
 }
 
-// vec is the octets of b, of which there are some.
+// vec returns the octets of b, which is not empty.
 func vec(b []byte) (v unix.Iovec) {
 	v.Base = &b[0]
 	v.SetLen(len(b))

@@ -22,7 +22,7 @@ func (t *File) Namespace() (fd int, name string, err error) {
 	if err != nil {
 		return -1, "", err
 	}
-	// TUNGETDEVNETNS waits for a move under way, so the name is of before or after it.
+	// TUNGETDEVNETNS waits for a move under way, so the name is that before the move or after it.
 	fd, err = unix.IoctlRetInt(t.fd, unix.TUNGETDEVNETNS)
 	switch {
 	case errors.Is(err, unix.EBADFD):

@@ -7,16 +7,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// iffExcl is IFF_TUN_EXCL: with IFF_MULTI_QUEUE the kernel would else give a queue of an
-// interface that is there already.
+// iffExcl is IFF_TUN_EXCL. Without it, IFF_MULTI_QUEUE makes the kernel give a queue of an
+// interface that exists already.
 const iffExcl = 0x8000
 
-// Queue opens a further queue of a TUN that was opened with [Options.Queues]. It is done in the
-// network namespace that the interface is in, before packets move. Closing t closes it.
+// Queue opens a further queue of a TUN that was opened with [Options.Queues]. The caller must be
+// in the network namespace of the interface, and call it before packets move. Closing t closes the
+// queue too.
 //
-// Which queue a packet comes to is the kernel's choice (drivers/net/tun.c,
-// tun_automq_select_queue): that to which somebody wrote a packet of the same flow last, the other way or
-// this, within three seconds; else one by the hash of its flow.
+// The kernel chooses the queue of a packet (drivers/net/tun.c, tun_automq_select_queue). It takes
+// the queue to which a packet of the same flow, in either direction, was written last within three
+// seconds. Else it chooses by the hash of the flow.
 func (t *File) Queue() (*File, error) {
 	q := &File{name: t.name, index: t.index, parent: t}
 	q.csum.on, q.csum.why = t.csum.on, t.csum.why
@@ -34,8 +35,9 @@ func (t *File) Queue() (*File, error) {
 	return q, nil
 }
 
-// LeaveQueues has all packets come to the first queue from now on, for whoever has t next.
-// What waits in the others is lost, so they must be read until then. They stay readable, and writable.
+// LeaveQueues makes all packets come to the first queue from now on, for the next process that has
+// t. Packets that wait in the others are lost, so these must be read before. They stay readable
+// and writable.
 func (t *File) LeaveQueues() error {
 	for _, q := range t.queues {
 		ifr, err := unix.NewIfreq(q.name)
@@ -82,8 +84,8 @@ func (q *File) join() error {
 	return err
 }
 
-// isHere reports whether the interface of that name, in the namespace of this thread, has the
-// index of ours.
+// isHere returns an error unless the interface of that name, in the namespace of this thread, has
+// our index.
 func (q *File) isHere() error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -103,7 +105,7 @@ func (q *File) isHere() error {
 	return nil
 }
 
-// follow has q split, put together and leave be what its parent does.
+// follow makes q use GSO packets exactly where t does.
 func (q *File) follow(t *File) {
 	q.tso.on.Store(t.tso.on.Load())
 	q.uso.on.Store(t.uso.on.Load())

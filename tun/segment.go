@@ -8,7 +8,7 @@ import (
 	"ipoibcm/wire/ip"
 )
 
-// Of struct virtio_net_hdr and TUNSETOFFLOAD.
+// Constants of struct virtio_net_hdr and TUNSETOFFLOAD.
 const (
 	vnetTCP4 = 1 // VIRTIO_NET_HDR_GSO_TCPV4
 	vnetTCP6 = 4 // VIRTIO_NET_HDR_GSO_TCPV6
@@ -16,7 +16,8 @@ const (
 	tunFTSO6 = 4 // TUN_F_TSO6
 )
 
-// TCP: where in the header what lies, and its flags (RFC 9293 section 3.1).
+// Offsets in the TCP header, its least length, its flags (RFC 9293 section 3.1), and the protocol
+// number.
 const (
 	tcpSeq, tcpOffset, tcpFlags, tcpSum = 4, 12, 13, 16
 	tcpLen                              = 20
@@ -26,38 +27,39 @@ const (
 )
 
 const (
-	maxTotal = 65535 // octets of an IPv4 packet
+	maxTotal = 65535 // octets of the largest IPv4 packet
 	// maxMerged bounds the packets that are merged into one GSO packet for the kernel.
 	maxMerged = 64
-	// maxHead is octets of IPv6 and TCP headers, with all of its options.
+	// maxHead is the largest size in octets of an IPv6 header and a TCP header with options.
 	maxHead = 40 + 60
-	// mergeBelow is the length in octets from which on no two packets fit into one.
+	// mergeBelow is the length in octets above which no two packets fit into one.
 	mergeBelow = maxTotal / 2
 )
 
-// Segments says whether the kernel gives and takes TCP in GSO packets, longer than a
-// packet may be on the wire. Where packets are short, one call moves dozens then.
+// Segments says whether the kernel gives and takes TCP in GSO packets, which may be longer than a
+// packet on the wire. Where packets are short, one call then moves dozens of them.
 type Segments struct {
 	On        bool
 	Why       string // why not, or what is doubtful
 	Split     uint64 `name:"pieces_split"`       // GSO packets from the kernel that were split
-	Made      uint64 `name:"packets_split"`      // packets that they became
-	Written   uint64 `name:"pieces_merged"`      // GSO packets that they became
-	Merged    uint64 `name:"packets_merged"`     // packets for the kernel that were put together
-	Malformed uint64 `name:"drop_gso_malformed"` // from the kernel, that made no sense: dropped
+	Made      uint64 `name:"packets_split"`      // packets that split GSO packets became
+	Written   uint64 `name:"pieces_merged"`      // GSO packets for the kernel that merged packets became
+	Merged    uint64 `name:"packets_merged"`     // packets for the kernel that were merged
+	Malformed uint64 `name:"drop_gso_malformed"` // GSO packets that made no sense, and packets of them that did not fit: dropped
 }
 
-// tso is the state behind it.
+// tso is the state behind [Segments].
 type tso struct {
 	toggle
-	noMerge                                 atomic.Bool // the kernel refused one that was merged
+	noMerge                                 atomic.Bool // the kernel refused a merged packet
 	split, made, merged, written, malformed atomic.Uint64
 
-	rest large  // what is being split; under File.readMu
-	keep []byte // where it lies
+	rest large  // the GSO packet that is being split; under File.readMu
+	keep []byte // buffer for rest between two reads
 }
 
-// Segments says what became of [Options.NoSegments], and counts.
+// Segments says whether TCP comes and goes in GSO packets (see [Options.NoSegments]), and returns
+// the counts of t and its further queues.
 func (t *File) Segments() Segments {
 	s := &t.tso
 	why := s.why
@@ -74,23 +76,23 @@ func (t *File) Segments() Segments {
 	return sum
 }
 
-// A large is a GSO packet of TCP or UDP from the kernel, to be split. RFC 791, RFC
-// 8200, RFC 9293 and RFC 768 say what differs in the headers of one packet and the next.
+// A large is a GSO packet of TCP or UDP from the kernel that is being split. RFC 791, RFC 8200,
+// RFC 9293 and RFC 768 say which header fields differ from one packet to the next.
 type large struct {
 	p     []byte // all headers, and payload
-	at    int    // where in p the payload of the next packet is
+	at    int    // offset in p of the payload of the next packet
 	v4    bool
 	udp   bool   // it is UDP: no sequence numbers and flags
-	tcp   int    // where the TCP or UDP header begins
+	tcp   int    // offset of the TCP or UDP header
 	head  int    // octets of all headers
 	size  int    // payload octets of each packet but the last
 	sum   uint32 // of the pseudo-header, without the length
 	seq   uint32 // of the next packet
-	id    uint16 // its IPv4 identification
+	id    uint16 // IPv4 identification of the next packet
 	flags byte   // as the kernel gave them
 }
 
-// asLarge takes what the kernel gave with header h. It reports whether that makes
+// asLarge reads the GSO packet p that the kernel gave with header h. ok says whether it makes
 // sense.
 func asLarge(h *[vnetLen]byte, p []byte) (l large, ok bool) {
 	if h[1] == vnetUDP {
@@ -125,8 +127,8 @@ func asLarge(h *[vnetLen]byte, p []byte) (l large, ok bool) {
 // more reports whether a packet is left.
 func (l *large) more() bool { return l.at < len(l.p) }
 
-// next puts the next packet into buf, and returns its length; 0 if it does not fit.
-// For the first packet buf may be the GSO packet itself.
+// next puts the next packet into buf and returns its length. It returns 0 if the packet does not
+// fit, and drops it. For the first packet buf may be the GSO packet itself.
 func (l *large) next(buf []byte) int {
 	from := l.at
 	l.at = min(l.at+l.size, len(l.p))
@@ -168,7 +170,7 @@ func (l *large) next(buf []byte) int {
 	return total
 }
 
-// keep moves the rest of the GSO packet into buf, because its own buffer is given away.
+// keep moves the rest of the GSO packet into buf, because its own buffer goes to the reader.
 func (l *large) keep(buf []byte) {
 	n := copy(buf, l.p[:l.head])
 	n += copy(buf[n:], l.p[l.at:])
@@ -177,8 +179,8 @@ func (l *large) keep(buf []byte) {
 	l.flags &^= tcpCWR
 }
 
-// take splits the GSO packet in bufs[0][:n] over bufs, and keeps what they have no room
-// for. It returns how many it filled.
+// take splits the GSO packet in bufs[0][:n] over bufs and returns how many it filled. It keeps the
+// packets for which bufs has no room.
 func (s *tso) take(h *[vnetLen]byte, n int, bufs [][]byte, sizes []int) int {
 	l, ok := asLarge(h, bufs[0][:n])
 	if !ok {
@@ -197,7 +199,8 @@ func (s *tso) take(h *[vnetLen]byte, n int, bufs [][]byte, sizes []int) int {
 	return done
 }
 
-// resume fills bufs with packets of the GSO packet that is being split.
+// resume fills bufs with further packets of the GSO packet that is being split, and returns how
+// many it filled.
 func (s *tso) resume(bufs [][]byte, sizes []int) (n int) {
 	for n < len(bufs) && s.rest.more() {
 		if sizes[n] = s.rest.next(bufs[n]); sizes[n] == 0 {
@@ -210,7 +213,7 @@ func (s *tso) resume(bufs [][]byte, sizes []int) (n int) {
 	return n
 }
 
-// A merger is a GSO packet of TCP for the kernel that grows by packets in a row.
+// A merger is a GSO packet of TCP for the kernel that is being merged from packets in a row.
 type merger struct {
 	seg   segment // of the first packet
 	first []byte  // the first packet
@@ -237,7 +240,8 @@ func (m *merger) begin(p []byte, s segment) bool {
 	return true
 }
 
-// mergeable reports whether p is TCP right behind an IP header without options.
+// mergeable reports whether p is TCP right behind an IP header without options or extension
+// headers, and no fragment.
 func mergeable(p []byte, s segment) bool {
 	if s.at != s.start+tcpSum {
 		return false
@@ -248,8 +252,8 @@ func mergeable(p []byte, s segment) bool {
 	return s.start == 40
 }
 
-// congested reports whether a packet says that a router had too much to do. Those
-// are counted one by one (RFC 9768) by who gets them.
+// congested reports whether a packet has a CE mark. TCP counts such packets one by one (RFC 9768),
+// so they are not merged.
 func congested(p []byte) bool {
 	if p[0]>>4 == 4 {
 		return p[1]&3 == 3
@@ -257,8 +261,8 @@ func congested(p []byte) bool {
 	return p[1]>>4&3 == 3
 }
 
-// add appends p if it goes on where the last packet ended, has nothing else in its
-// headers, and its checksum is right.
+// add appends p if it continues the last packet, its headers differ only where they must, and its
+// checksum is right.
 func (m *merger) add(p []byte) bool {
 	if m.ended || m.n == maxMerged {
 		return false
@@ -280,8 +284,8 @@ func (m *merger) add(p []byte) bool {
 	return true
 }
 
-// sameIP reports whether p's IP header is that of the first packet, but for what
-// must differ.
+// sameIP reports whether p's IP header equals that of the first packet, except where it must
+// differ.
 func (m *merger) sameIP(p []byte) bool {
 	f := m.first
 	if p[0]>>4 != 4 {
@@ -300,8 +304,8 @@ func (m *merger) sameTCP(t []byte) bool {
 		bytes.Equal(f[tcpFlags+1:tcpSum], t[tcpFlags+1:tcpSum]) && bytes.Equal(f[tcpSum+2:], t[tcpSum+2:])
 }
 
-// finish makes the headers of the first packet those of the GSO packet, and h what goes
-// before it.
+// finish changes the headers of the first packet to those of the GSO packet, and fills in h, which
+// goes before it.
 func (m *merger) finish(h *[vnetLen]byte) {
 	p, s := m.first, m.seg
 	s.sum += uint32(m.total - len(p)) // the pseudo-header has the length

@@ -2,18 +2,18 @@ package tun
 
 import "sync/atomic"
 
-// switchedOff is why something is off that was not wanted.
+// switchedOff is the reason why something is off that the options do not want.
 const switchedOff = "switched off"
 
 // A toggle is one kind of GSO packets: on or off while packets move.
 type toggle struct {
 	on     atomic.Bool
-	why    string // it is off, or what is doubtful
-	cannot string // why it can never be on; empty: it can
-	doubt  string // what is doubtful of it when it is on
+	why    string // why it is off, or what is doubtful
+	cannot string // why it can never be on; empty if it can
+	doubt  string // what is doubtful while it is on
 }
 
-// judged takes what a trial has found.
+// judged takes the result of a trial.
 func (o *toggle) judged(err error) {
 	if ok, why := judge(err); ok {
 		o.doubt = why
@@ -22,7 +22,7 @@ func (o *toggle) judged(err error) {
 	}
 }
 
-// set switches it, as far as that can be, and reports whether that changes anything.
+// set switches it on if it can be on, or off, and reports whether that changed anything.
 func (o *toggle) set(on bool) bool {
 	o.why = switchedOff
 	if on {
@@ -34,15 +34,15 @@ func (o *toggle) set(on bool) bool {
 	return o.on.Swap(on) != on
 }
 
-// fail notes that the kernel refuses it.
+// fail switches it off for good because the kernel refuses it.
 func (o *toggle) fail(why string) {
 	o.on.Store(false)
 	o.cannot, o.why = why, why
 }
 
-// SetGSO says whether the kernel gives and takes TCP and UDP in GSO packets, as [Options.NoSegments]
-// and [Options.NoDatagrams] do at the start. Packets may move meanwhile. It and what reports on them
-// are of one goroutine.
+// SetGSO says whether the kernel gives and takes TCP and UDP in GSO packets, as
+// [Options.NoSegments] and [Options.NoDatagrams] do at the start. Packets may move meanwhile. Only
+// one goroutine at a time may call SetGSO, Segments and Datagrams.
 func (t *File) SetGSO(segments, datagrams bool) {
 	tcp, udp := t.tso.set(segments), t.uso.set(datagrams)
 	if !tcp && !udp || !t.csum.on {
@@ -56,7 +56,7 @@ func (t *File) SetGSO(segments, datagrams bool) {
 	}
 }
 
-// offerGSO tells the kernel of what is on, and takes back what it refuses.
+// offerGSO tells the kernel what is on, and switches off what the kernel refuses.
 func (t *File) offerGSO() {
 	if t.uso.on.Load() {
 		e := t.offload(t.features())

@@ -13,32 +13,31 @@ import (
 	"ipoibcm/wire/ip"
 )
 
-// errNotTried says that the trial could not be made, which says nothing about what
-// would have been tried.
+// errNotTried says that the trial could not be made. It says nothing about what the kernel can do.
 var errNotTried = errors.New("a network namespace for the test cannot be made")
 
-// errSilence says that something did not come in time: on a machine that has much to
-// do that says little, and the trial is repeated.
+// errSilence says that a packet did not come in time. On a busy machine that says little, and the
+// trial is repeated.
 var errSilence = errors.New("no packet came")
 
 const (
-	// trialVersion is another one whenever a trial looks at something else: who has passed an
-	// earlier one has not shown that.
+	// trialVersion changes whenever the trial looks at something else: a kernel that has passed an
+	// earlier trial has not shown that.
 	trialVersion = 1
 	// trialWait bounds each wait of a trial.
 	trialWait = time.Second
-	// trialAttempts is how often it is made at most.
+	// trialAttempts is how often the trial is made at most.
 	trialAttempts = 3
 )
 
 // Addresses of the trial (RFC 5737), port 9 on both.
 var trialOurs, trialTheirs = [4]byte{192, 0, 2, 1}, [4]byte{192, 0, 2, 2}
 
-// tryHeaders sees whether checksums at a TUN can be ours, and TCP and UDP come and go
-// in GSO packets, in a network namespace that nobody else sees.
+// tryHeaders tests whether we can compute checksums at a TUN, and whether TCP and UDP come and go
+// in GSO packets. It uses a network namespace that nobody else sees.
 func tryHeaders() (checksums, segments, datagrams error) {
 	_ = hostnet.OwnThread(func() error {
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil { // ends with the thread
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil { // the namespace ends with the thread
 			checksums = fmt.Errorf("%w: %w", errNotTried, err)
 			segments, datagrams = checksums, checksums
 			return nil
@@ -56,7 +55,7 @@ func tryHeaders() (checksums, segments, datagrams error) {
 // trialPause is called before the trial answers the kernel's SYN. Tests make it slow.
 var trialPause = func() {}
 
-// slow reports whether something did not come in time.
+// slow reports whether err says that something did not come in time.
 func slow(err error) bool { return errors.Is(err, errSilence) || errors.Is(err, unix.EAGAIN) }
 
 func trial() (checksums, segments, datagrams error) {
@@ -80,9 +79,8 @@ func trial() (checksums, segments, datagrams error) {
 	return nil, segments, datagrams
 }
 
-// tryChecksums sees whether a packet from the kernel gets the right checksum, and
-// whether the kernel believes us when we call a packet right, and drops one that
-// is wrong.
+// tryChecksums tests that a packet from the kernel gets the right checksum, that the kernel trusts
+// us when we call a packet right, and that it drops a packet with a wrong checksum.
 func (t *File) tryChecksums() error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -147,7 +145,7 @@ func (t *File) tryWrite(s int) error {
 	case t.csum.verified.Load() != 1:
 		return errors.New("the packet was not looked at")
 	}
-	// One that is wrong, and called right: it arrives if the kernel takes our word.
+	// A packet that is wrong and called right arrives if the kernel trusts us.
 	var h [vnetLen]byte
 	seg, _ := find(bad)
 	seg.mark(&h, bad)
@@ -181,8 +179,9 @@ func (t *File) tryRead(s int) error {
 	})
 }
 
-// each gives f the packets over IPv4 that the kernel sends, until f says that it
-// has seen all. What else comes is the kernel's own, such as MLD reports.
+// each gives f the IPv4 packets without options that the kernel sends, until f returns done or an
+// error. Other packets are the kernel's own, such as MLD reports. If f is not done within
+// trialWait, the error is errSilence.
 func (t *File) each(f func(p []byte) (done bool, err error)) error {
 	bufs, sizes := make([][]byte, 16), make([]int, 16)
 	for i := range bufs {
@@ -209,11 +208,11 @@ func (t *File) each(f func(p []byte) (done bool, err error)) error {
 	return errSilence
 }
 
-// A trialPeer is the other end of a TCP connection, played well enough for one
-// that loses nothing and is over after 4 KB.
+// A trialPeer is the other end of a TCP connection. It knows enough TCP for a connection that
+// loses nothing and is over after 4 KB.
 type trialPeer struct{ seq, ack uint32 }
 
-// packet is what it sends next.
+// packet returns the next packet of the peer.
 func (e *trialPeer) packet(flags byte, payload []byte) []byte {
 	b := make([]byte, 40+len(payload))
 	ipHeader(b, protoTCP)
@@ -275,7 +274,8 @@ func (t *File) trySegments() error {
 	return t.trySplit(s, &peer, data)
 }
 
-// tryMerged sends data, and returns the socket at which it arrived.
+// tryMerged sends data to the kernel, and returns the socket at which it arrived. l is the
+// listening socket.
 func (t *File) tryMerged(l int, peer *trialPeer, data []byte) (s int, err error) {
 	packets := [][]byte{peer.packet(tcpACK, nil)}
 	for i := 0; i < len(data); i += 1000 {
@@ -305,7 +305,8 @@ func (t *File) tryMerged(l int, peer *trialPeer, data []byte) (s int, err error)
 	return -1, err
 }
 
-// trySplit has the kernel send data.
+// trySplit lets the kernel send data, and tests that it comes in GSO packets that split into the
+// right packets.
 func (t *File) trySplit(s int, peer *trialPeer, data []byte) error {
 	if n, err := unix.Write(s, data); n != len(data) {
 		return fmt.Errorf("send: %w", err)
@@ -336,7 +337,8 @@ func (t *File) trySplit(s int, peer *trialPeer, data []byte) error {
 	return nil
 }
 
-// ipHeader writes the IPv4 header of a packet to us into b, which is all of it.
+// ipHeader writes the IPv4 header of a packet from trialTheirs to trialOurs into b, which is the
+// whole packet.
 func ipHeader(b []byte, proto byte) {
 	copy(b, []byte{0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, proto, 0, 0})
 	copy(b[12:], trialTheirs[:])
@@ -345,7 +347,7 @@ func ipHeader(b []byte, proto byte) {
 	binary.BigEndian.PutUint16(b[10:], ip.Checksum(b[:20]))
 }
 
-// trialPacket is a UDP packet to us with n octets of payload and a checksum.
+// trialPacket returns a UDP packet to trialOurs with n octets of payload and a checksum.
 func trialPacket(n int) []byte {
 	b := make([]byte, 28+n)
 	ipHeader(b, 17)

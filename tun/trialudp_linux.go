@@ -8,12 +8,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// trialSegment is how long the datagrams of the trial are but for the last.
+// trialSegment is the payload in octets of the trial's datagrams; the last one is shorter.
 const trialSegment = 1000
 
-// tryDatagrams has four datagrams get to the kernel as one GSO packet, which must
-// arrive as four, and a program send as much in one call, which must come as four
-// packets.
+// tryDatagrams tests UDP in GSO packets. Four datagrams go to the kernel as one GSO packet and
+// must arrive as four. A program sends four in one call, and they must come as four packets.
 func (t *File) tryDatagrams() error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -31,7 +30,7 @@ func (t *File) tryDatagrams() error {
 	return t.tryCut(s)
 }
 
-// tryGathered writes datagrams that are put together.
+// tryGathered writes datagrams that are merged, and tests that they arrive one by one.
 func (t *File) tryGathered(s int) error {
 	var packets, want [][]byte
 	for _, n := range []int{trialSegment, trialSegment, trialSegment, trialSegment / 2} {
@@ -57,7 +56,8 @@ func (t *File) tryGathered(s int) error {
 	return nil
 }
 
-// tryCut has the kernel give datagrams that were sent in one call.
+// tryCut lets the kernel give out datagrams that were sent in one call, and tests that they come
+// one by one.
 func (t *File) tryCut(s int) error {
 	if err := unix.SetsockoptInt(s, unix.IPPROTO_UDP, unix.UDP_SEGMENT, trialSegment); err != nil {
 		return fmt.Errorf("UDP_SEGMENT: %w", err)

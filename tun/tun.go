@@ -34,21 +34,20 @@ type Device interface {
 	// len(sizes) must be at least len(bufs). After Close the error is
 	// os.ErrClosed.
 	Read(bufs [][]byte, sizes []int) (n int, err error)
-	// Write hands bufs[i], one packet each, to the kernel, and may change the
-	// headers in it. It does not stop at a packet that the kernel refuses
-	// (malformed, or the interface is down); n counts those it took, and err is
-	// that of the last refusal.
+	// Write hands each of bufs, one packet each, to the kernel, and may change the headers in them.
+	// It does not stop at a packet that the kernel refuses (malformed, or the interface is down). n
+	// counts the packets that the kernel took; err is the last refusal.
 	Write(bufs [][]byte) (n int, err error)
-	// Close removes the interface and ends a Read.
+	// Close removes the interface and ends a Read. Close of a further queue leaves the interface.
 	Close() error
 }
 
-// A Pollable is a Device that somebody else can wait for, together with other
+// A Pollable is a Device whose input another goroutine can wait for, together with other
 // descriptors. Read and TryRead may not run at once.
 type Pollable interface {
 	Device
-	// FD is what to poll(2) for input. It must not be in use any more when Close
-	// is called.
+	// FD is the descriptor to poll(2) for input. It must not be in use any more when Close is
+	// called.
 	FD() int
 	// TryRead is Read, but returns 0 and no error when there is no packet.
 	TryRead(bufs [][]byte, sizes []int) (n int, err error)

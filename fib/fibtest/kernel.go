@@ -1,6 +1,6 @@
-// Package fibtest has a kernel for tests: routes of several devices and tables,
-// what it answers when asked for one, and the events that its changes cause. It
-// is written from ip-route(8) and ip-rule(8), and shares no code with fib.
+// Package fibtest has a kernel for tests. It has routes of several devices and tables, answers
+// lookups, and returns the events that its changes cause. It is written from ip-route(8) and
+// ip-rule(8), and shares no code with fib.
 package fibtest
 
 import (
@@ -19,7 +19,7 @@ const Index = 7
 
 var multicast6 = netip.MustParsePrefix("ff00::/8")
 
-// A Route is one route of the kernel's, with its device.
+// A Route is one route of the kernel, with its device.
 type Route struct {
 	rtnl.Route
 	OIF int
@@ -34,20 +34,19 @@ type Rule struct {
 	Blackhole bool
 }
 
-// A Kernel is the tables of one host. Its methods return the events that the
-// interface must see.
+// A Kernel has the tables of one host. Its methods return the events that the interface must see.
 type Kernel struct {
 	Link   rtnl.Link
 	Others []netip.Addr // addresses of other devices of the host
 	// Members are other devices in the VRF that VRF puts the device into.
 	Members []int
-	Routes  []Route                 // of others; the kernel's own of the device come from its addresses
+	Routes  []Route                 // other routes; the kernel's own of the device come from its addresses
 	Rules   []Rule                  // besides the default ones
-	Own     map[rtnl.Key]rtnl.Route // of protocol 75
+	Own     map[rtnl.Key]rtnl.Route // routes of protocol 75
 
-	Refuse  error     // of every change
-	Peer    bool      // addresses are those of the other end, not our own
-	SetRule rtnl.Rule // the last one that was set
+	Refuse  error     // the error of every change, if not nil
+	Peer    bool      // addresses are those of the other end of a point-to-point link
+	SetRule rtnl.Rule // the last rule that was set
 	Flushed int
 	Told    func(string) // hears of each change of a route, and each question about a neighbour; may be nil
 
@@ -78,7 +77,7 @@ func (k *Kernel) rules() fib.Event {
 	return fib.Host{Event: rtnl.Event{Kind: rtnl.Rules, Fields: f}}
 }
 
-// Up sets the device up or down. Down, it loses its routes.
+// Up sets the device up or down. A device that goes down loses its routes.
 func (k *Kernel) Up(up bool) []fib.Event {
 	before := k.kernel()
 	k.Link.Up, k.Link.Running = up, up
@@ -107,7 +106,7 @@ func (k *Kernel) VRF(master, table int) []fib.Event {
 	return append(evs, k.changes(before)...)
 }
 
-// MTU sets the device's.
+// MTU sets the MTU of the device.
 func (k *Kernel) MTU(n int) []fib.Event {
 	k.Link.MTU = n
 	return []fib.Event{fib.Host{Event: rtnl.Event{Kind: rtnl.LinkChange, Link: k.Link}}}
@@ -124,7 +123,7 @@ func (k *Kernel) AddAddr(p netip.Prefix) []fib.Event {
 	return append(evs, k.changes(before)...)
 }
 
-// DelAddr takes it off.
+// DelAddr takes an address off the device.
 func (k *Kernel) DelAddr(p netip.Prefix) []fib.Event {
 	i := slices.Index(k.addrs, p)
 	if i < 0 {
@@ -139,13 +138,13 @@ func (k *Kernel) DelAddr(p netip.Prefix) []fib.Event {
 // Addrs returns the addresses of the device.
 func (k *Kernel) Addrs() []netip.Prefix { return k.addrs }
 
-// AddRoute adds a route of somebody else's.
+// AddRoute adds somebody else's route.
 func (k *Kernel) AddRoute(r Route) []fib.Event {
 	k.Routes = append(k.Routes, r)
 	return []fib.Event{rerouted(r.Dst)}
 }
 
-// DelRoute removes it.
+// DelRoute removes somebody else's route.
 func (k *Kernel) DelRoute(r Route) []fib.Event {
 	k.Routes = slices.DeleteFunc(k.Routes, func(o Route) bool { return o == r })
 	return []fib.Event{rerouted(r.Dst)}
@@ -215,7 +214,7 @@ func last(p netip.Prefix) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
-// changes tells how the kernel's own routes differ from before.
+// changes returns events for the difference between the kernel's own routes now and before.
 func (k *Kernel) changes(before []rtnl.Route) (evs []fib.Event) {
 	now := k.kernel()
 	for _, r := range before {
@@ -234,14 +233,14 @@ func (k *Kernel) changes(before []rtnl.Route) (evs []fib.Event) {
 // Kernel returns the kernel's own routes of the device.
 func (k *Kernel) Kernel() []rtnl.Route { return k.kernel() }
 
-// Edit is somebody changing the metrics of one of them.
+// Edit changes the metrics of one of the kernel's own routes, as somebody else would.
 func (k *Kernel) Edit(r rtnl.Route) []fib.Event {
 	k.metrics[r.Key()] = r
 	return []fib.Event{fib.Host{Event: rtnl.Event{Kind: rtnl.RouteSet, Route: r}}, rerouted(r.Dst)}
 }
 
-// Do carries out an action of fib's that is the kernel's business, and returns
-// what comes of it; ok is false for all others.
+// Do carries out an action that is for the kernel, and returns the events that it causes. ok is
+// false for other actions.
 func (k *Kernel) Do(a fib.Action) (evs []fib.Event, ok bool) {
 	switch a := a.(type) {
 	case fib.Lookup:
@@ -258,7 +257,7 @@ func (k *Kernel) Do(a fib.Action) (evs []fib.Event, ok bool) {
 	return nil, false
 }
 
-// A router is a kernel that takes changes.
+// A router is a Kernel as a [fib.Router].
 type router struct{ *Kernel }
 
 // AddRoute adds a route of protocol 75, or gives it other metrics.
@@ -275,7 +274,7 @@ func (k router) AddRoute(r rtnl.Route) error {
 	return k.Refuse
 }
 
-// SetRoute gives a route of the kernel's own other metrics.
+// SetRoute gives one of the kernel's own routes other metrics.
 func (k router) SetRoute(r rtnl.Route) error {
 	k.told("set", r)
 	if k.Refuse == nil {
@@ -308,7 +307,7 @@ func (k router) told(what string, about any) {
 	}
 }
 
-// HostMTU returns the MTU of the host route of ours to a; zero if there is none.
+// HostMTU returns the MTU of our host route to a, zero if there is none.
 func (k *Kernel) HostMTU(a netip.Addr) int {
 	for _, r := range k.Own {
 		if r.Dst == single(a) {
@@ -323,7 +322,7 @@ func (k *Kernel) own() []rtnl.Route {
 	return slices.SortedFunc(maps.Values(k.Own), func(a, b rtnl.Route) int { return a.Dst.Compare(b.Dst) })
 }
 
-// others yields all routes but those of protocol 75, until yield has seen enough.
+// others yields all routes but those of protocol 75.
 func (k *Kernel) others(yield func(Route) bool) {
 	for _, r := range k.Routes {
 		if !yield(r) {
@@ -380,7 +379,7 @@ func (k *Kernel) inVRF(q rtnl.Query) bool {
 	return k.Link.VRFTable != 0 && (member(q.OIF) || q.OIF == 0 && member(q.IIF))
 }
 
-// tables lists the tables for q by its rules; a negative one is a blackhole.
+// tables lists the tables in which the rules look q up. A negative one is a blackhole.
 func (k *Kernel) tables(q rtnl.Query, inVRF bool) (out []int) {
 	out = append(out, rtnl.TableLocal)
 	if inVRF {
@@ -400,8 +399,8 @@ func (k *Kernel) tables(q rtnl.Query, inVRF bool) (out []int) {
 	return append(out, rtnl.TableMain)
 }
 
-// best returns the route of the longest prefix, of those the one with the least
-// metric, of those the first.
+// best returns the route of the longest prefix. Among several it takes the one with the least
+// metric, then the first.
 func (k *Kernel) best(table int, q rtnl.Query) (best Route, ok bool) {
 	host := rtnl.Route{Dst: single(q.Dst), Table: table, Type: rtnl.Unicast}
 	if q.Dst.Is6() {

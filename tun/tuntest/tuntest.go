@@ -12,15 +12,14 @@ import (
 
 // A Fake is a [tun.Device] whose kernel side is the test.
 //
-// Packets given to Send come out of Read; packets written come out of Receive.
-// Both ways hold at most Depth packets; what does not fit is dropped, as a TUN
-// does with its transmit queue.
+// Packets given to Send come out of Read; packets given to Write come out of Receive. Each way
+// holds at most depth packets; further ones are dropped, as a TUN does with its transmit queue.
 type Fake struct {
 	mu     sync.Mutex
 	cond   sync.Cond
 	name   string
-	down   [][]byte // kernel to Read
-	up     [][]byte // Write to kernel
+	down   [][]byte // packets from Send to Read
+	up     [][]byte // packets from Write to Receive
 	free   [][]byte
 	depth  int
 	closed bool
@@ -58,7 +57,7 @@ func (f *Fake) Send(pkt []byte) bool {
 	return true
 }
 
-// Receive returns the next packet written to the device, or nil after timeout.
+// Receive returns the next packet written to the device, or nil after timeout or Close.
 func (f *Fake) Receive(timeout time.Duration) []byte {
 	t := time.AfterFunc(timeout, f.cond.Broadcast)
 	defer t.Stop()
@@ -82,7 +81,7 @@ func (f *Fake) Discard() { f.mu.Lock(); f.sink = true; f.mu.Unlock() }
 // Written returns how many packets were written to the device.
 func (f *Fake) Written() int { f.mu.Lock(); defer f.mu.Unlock(); return f.count }
 
-// Lost returns how many packets found a queue full.
+// Lost returns how many packets were dropped because their way was full.
 func (f *Fake) Lost() int { f.mu.Lock(); defer f.mu.Unlock(); return f.lost }
 
 // Waiting returns how many packets wait to be read.
@@ -137,7 +136,8 @@ func (f *Fake) Close() error {
 	return nil
 }
 
-// clone copies b into a buffer read before, so that a warm fake does not allocate.
+// clone copies b into the buffer of a packet that was read before, if there is one, so that a warm
+// fake does not allocate.
 func (f *Fake) clone(b []byte) []byte {
 	if n := len(f.free); n > 0 {
 		p := f.free[n-1]
