@@ -65,8 +65,10 @@ func TestHoldP(t *testing.T) {
 func TestHoldOne(t *testing.T) {
 	before := holding.Swap(0)
 	defer holding.Store(before)
-	if !holdOne(3) || !holdOne(3) {
-		t.Error("two of three Ps were not held")
+	for i := range 2 {
+		if !holdOne(3) {
+			t.Errorf("P %d of three was not held", i+1)
+		}
 	}
 	for range 3 {
 		if holdOne(3) {
