@@ -119,7 +119,7 @@ func (q *sendQ) hasRoom() bool {
 
 // post posts as many of items as there is room for and returns how many slots the provider owns
 // now. gone says that the queue is closed. err is the provider's refusal of items[taken]; lack of
-// room is no error.
+// space is no error.
 func (q *sendQ) post(items []sendItem, w *work, now int64) (taken int, gone bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

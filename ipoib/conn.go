@@ -146,7 +146,7 @@ func (f *Interface) makeRoom() {
 // letIdleGo ends the connection that was used longest ago, if it may go, and says whether one did.
 func (f *Interface) letIdleGo() bool {
 	c := f.conns.inUse.Oldest()
-	if c == nil || f.opt.maxConns() < 16 || // one sixteenth of the limit is none: no room is kept
+	if c == nil || f.opt.maxConns() < 16 || // one sixteenth of the limit is none: no place is kept free
 		f.counted.Sub(c.used) < roomAfter || c.use.TxUnacked > 0 || len(c.peer.queue) > 0 {
 		return false
 	}

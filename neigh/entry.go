@@ -19,7 +19,7 @@ const lockTime = time.Second
 const linkProofTimes = 2
 
 // maxFailedShare is the divisor of MaxNeighbors that bounds the neighbours that did not answer to
-// a quarter of the table: a scan of absent hosts must not take the room of the others.
+// a quarter of the table: a scan of absent hosts must not take the places of the others.
 const maxFailedShare = 4
 
 // evictScan bounds how many entries victim looks at.

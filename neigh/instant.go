@@ -2,7 +2,7 @@ package neigh
 
 import "time"
 
-// An instant is a time in nanoseconds since the base of the Table, in a third of the room of a
+// An instant is a time in nanoseconds since the base of the Table, in a third of the size of a
 // time.Time. Zero is never.
 type instant int64
 

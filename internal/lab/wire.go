@@ -116,7 +116,7 @@ func (b *frameBatch) call(trap uintptr, fd, from, to, flags int) (int, error) {
 	return int(done), nil
 }
 
-// take reads frames until the wire is closed. A frame for which under has no room is lost.
+// take reads frames until the wire is closed. A frame that finds under full is lost.
 func (w *Wire) take(from, mtu int, under chan<- wireFrame, way Way, rnd *rand.Rand) {
 	var late *wireFrame
 	left := 0
