@@ -246,7 +246,7 @@ func (r *run) all() {
 				step{"tests without a clock", func() { r.testAt(place{behind: true}, g.pure) }}),
 		}, [][]step{
 			{{"tests", func() { r.test(g.clocked, oneMore) }}},
-			{{"race detector", r.race(place{behind: true}, g.concurrent)}},
+			{{"race detector", r.race(place{behind: true}, g.concurrent, "-p=1")}},
 		})
 		return
 	}
@@ -291,7 +291,7 @@ var concurrentPackages = []string{"agent", "datapath", "hostnet", "provider/soft
 
 // networkPackages are those outside concurrentPackages whose tests send on this machine's network.
 var networkPackages = []string{"cmd/ipoibcmd", "internal/simfabric", "membership/etcd", "membership/source", "mpa/sctp",
-	"test/cni", "test/subnet"}
+	"test/cni", "test/packaging", "test/subnet"}
 
 // group sorts the packages of the tree.
 func group(packages []string) (g grouping) {

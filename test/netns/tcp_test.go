@@ -165,14 +165,20 @@ func beside(from, to *host, link string, rate func() float64) (most, sent int, m
 	return <-watch, <-poured, mbps
 }
 
-// transfer sends to c until the returned function is called; what becomes of it
-// does not matter.
+// transfer sends to a host until the returned function is called. A transfer that fails begins again:
+// the kernel refuses one now and then while other tests fill its one table of neighbours.
 func transfer(from, to *host) (stop func()) {
 	ctx, cancel := contextOf(from.seg)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		from.Send(ctx, to.Host, to.v4, 0, time.Minute)
+		for ctx.Err() == nil {
+			from.Send(ctx, to.Host, to.v4, 0, time.Minute)
+			select {
+			case <-ctx.Done():
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
 	}()
 	return func() {
 		cancel()
