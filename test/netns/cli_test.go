@@ -36,28 +36,35 @@ func (h *host) output(args ...string) (stdout, stderr string, code int) {
 	return out.String(), errs.String(), c.ProcessState.ExitCode()
 }
 
+// sentTo returns the octets that the connections of h to peer have sent.
+func (h *host) sentTo(peer *host) (octets uint64) {
+	for _, c := range h.conns(peer) {
+		octets += c.TxOctets
+	}
+	return octets
+}
+
+// busy waits until h sends to peer, and returns how much it has sent.
+func (h *host) busy(peer *host) (octets uint64) {
+	h.seg.eventually(patience, h.Name+" is busy", func() error {
+		if octets = h.sentTo(peer); octets < 1<<20 {
+			return fmt.Errorf("it has sent %d octets", octets)
+		}
+		return nil
+	})
+	return octets
+}
+
 // Every command that looks in works while the agent is busy, for people and for
 // programs.
 func TestLookingIn(t *testing.T) {
 	parallel(t)
-	s, a, b := startedPair(t)
+	_, a, b := startedPair(t)
 	mine, _ := a.connect(b, "RC")
 	both(b, a.reach)
 	stop := transfer(a, b) // keep it busy
 	defer stop()
-	sent := func() (octets uint64) {
-		for _, c := range a.conns(b) {
-			octets += c.TxOctets
-		}
-		return octets
-	}
-	s.eventually(patience, "the agent is busy", func() error {
-		if n := sent(); n < 1<<20 {
-			return fmt.Errorf("it has sent %d octets", n)
-		}
-		return nil
-	})
-	before := sent()
+	before := a.busy(b)
 	in := a.status().Interface
 	for _, tt := range []struct {
 		args []string
@@ -112,7 +119,7 @@ func TestLookingIn(t *testing.T) {
 	if n := len(a.conns(b)); n != 1 {
 		t.Errorf("%d connections, want 1", n)
 	}
-	if sent() == before {
+	if a.sentTo(b) == before {
 		t.Errorf("the agent has sent nothing meanwhile")
 	}
 }
