@@ -107,16 +107,25 @@ func TestLookupWhileARouteGoes(t *testing.T) {
 	a := netip.MustParseAddr("fd09::2")
 	better := find(snapshot(t, d), func(r rtnl.Route) bool { return r.Protocol == rtnl.ProtoKernel && r.Dst.Contains(a) })[0]
 	better.Metric = 100
-	withoutGap(t, d, a, 5000, func(int) error {
+	unreachable := withoutGap(t, d, a, 5000, func(int) error {
 		if err := d.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE, better); err != nil {
 			return err
 		}
 		return d.route(unix.RTM_DELROUTE, 0, better)
 	})
+	if unreachable > 2 { // five to nine if Lookup asks once
+		t.Errorf("the kernel's first answer was taken %d times", unreachable)
+	}
 }
 
 // withoutGap makes a number of changes to a route, and asks meanwhile whether to is on the link.
-func withoutGap(t *testing.T, d *Device, to netip.Addr, changes int, change func(mtu int) error) {
+//
+// While a route of IPv6 goes, the kernel says "unreachable" beside others that lead there (see
+// [Resolver.Lookup]): in two million lookups beside 160,000 changes up to four times in a row, and
+// for longer where the processor that makes the change is taken away just then. So that answer is
+// counted, and fails only if it is the same a while later. A gap shows by another route, which is
+// there to be found.
+func withoutGap(t *testing.T, d *Device, to netip.Addr, changes int, change func(mtu int) error) (unreachable int) {
 	t.Helper()
 	done := make(chan error, 1)
 	go func() {
@@ -130,6 +139,11 @@ func withoutGap(t *testing.T, d *Device, to netip.Addr, changes int, change func
 	}()
 	for asked := 0; ; asked++ {
 		a, err := d.Lookup(rtnl.Query{Flow: rtnl.Flow{Dst: to}})
+		for again := 0; err == nil && a.Type == rtnl.Unreachable && to.Is6() && again < 10; again++ {
+			unreachable++
+			time.Sleep(10 * time.Millisecond)
+			a, err = d.Lookup(rtnl.Query{Flow: rtnl.Flow{Dst: to}})
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -141,8 +155,8 @@ func withoutGap(t *testing.T, d *Device, to netip.Addr, changes int, change func
 			if err != nil {
 				t.Fatal(err)
 			}
-			t.Logf("asked %d times", asked)
-			return
+			t.Logf("asked %d times, unreachable %d times", asked, unreachable)
+			return unreachable
 		default:
 		}
 	}
