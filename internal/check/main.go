@@ -291,7 +291,7 @@ var concurrentPackages = []string{"agent", "datapath", "hostnet", "provider/soft
 
 // networkPackages are those outside concurrentPackages whose tests send on this machine's network.
 var networkPackages = []string{"cmd/ipoibcmd", "internal/simfabric", "membership/etcd", "membership/source", "mpa/sctp",
-	"test/cni", "test/packaging", "test/subnet"}
+	"test/cni", "test/subnet"}
 
 // group sorts the packages of the tree.
 func group(packages []string) (g grouping) {

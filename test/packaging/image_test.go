@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -50,11 +51,42 @@ func newFleet(t *testing.T) *fleet {
 	t.Helper()
 	needRoot(t, "podman", "runc", "ip")
 	f := &fleet{T: t, dir: t.TempDir()}
-	t.Cleanup(func() { exec.Command("umount", "-R", f.dir+"/store/overlay").Run() })
+	t.Cleanup(f.unmount)
 	out := f.must("load", "--quiet", "--input", built(t, "image"))
 	f.image = strings.TrimSpace(strings.TrimPrefix(out[strings.LastIndex(strings.TrimSpace(out), "\n")+1:],
 		"Loaded image: "))
 	return f
+}
+
+// unmount waits until no podman uses the store, and unmounts what the last one mounted there. When a
+// container ends, its monitor (conmon) starts a podman of its own to clean up, which may come after
+// the podman that removed the container.
+func (f *fleet) unmount() {
+	for end := time.Now().Add(30 * time.Second); f.used(); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(end) {
+			f.Errorf("a process still uses %s", f.dir)
+			break
+		}
+	}
+	overlay := f.dir + "/store/overlay"
+	if out, err := exec.Command("umount", "-R", overlay).CombinedOutput(); err != nil && mounted(overlay) {
+		f.Errorf("umount: %v\n%s", err, out)
+	}
+}
+
+// used reports whether a process has the store in its command line.
+func (f *fleet) used() bool {
+	lines, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	return slices.ContainsFunc(lines, func(path string) bool {
+		line, _ := os.ReadFile(path)
+		return strings.Contains(string(line), f.dir+"/store")
+	})
+}
+
+// mounted reports whether something is mounted at a path or below it.
+func mounted(path string) bool {
+	mounts, _ := os.ReadFile("/proc/self/mounts")
+	return strings.Contains(string(mounts), " "+path)
 }
 
 // start starts the image in a network namespace, as little privileged as it works.
