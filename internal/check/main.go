@@ -246,7 +246,7 @@ func (r *run) all() {
 				step{"tests without a clock", func() { r.testAt(place{behind: true}, g.pure) }}),
 		}, [][]step{
 			{{"tests", func() { r.test(g.clocked, oneMore) }}},
-			{{"race detector", r.race(place{behind: true}, g.concurrent, "-p=1")}},
+			{{"race detector", r.race(place{behind: true}, g.concurrent)}},
 		})
 		return
 	}
