@@ -1,6 +1,7 @@
 package ipoib
 
 import (
+	"bytes"
 	"fmt"
 	"net/netip"
 
@@ -283,16 +284,20 @@ func (f *Interface) dropPaths() {
 }
 
 // nameSender sets the remote GID of a MAD that came without a GRH: that of the known path whose
-// LID it came from. Without such a path it takes the GID that a REQ itself names.
+// LID it came from, and the lowest of them if that port has several GIDs. Without such a path it
+// takes the GID that a REQ itself names.
 func (f *Interface) nameSender(m *verbs.MAD) {
 	if f.fab == nil || !m.Remote.IsZero() {
 		return
 	}
-	for _, p := range f.fab.paths { // at most one matches, except for ports with several GIDs
-		if p.known && p.path.DLID == m.Path.DLID && !p.path.GRH {
-			m.Remote = p.path.DGID
-			return
+	for gid, p := range f.fab.paths { // at most one matches, except for ports with several GIDs
+		if p.known && p.path.DLID == m.Path.DLID && !p.path.GRH &&
+			(m.Remote.IsZero() || bytes.Compare(gid[:], m.Remote[:]) < 0) {
+			m.Remote = gid
 		}
+	}
+	if !m.Remote.IsZero() {
+		return
 	}
 	if _, msg, err := mad.Parse(m.Data[:]); err == nil {
 		if req, ok := msg.(mad.REQ); ok {
