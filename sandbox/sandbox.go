@@ -149,7 +149,8 @@ func (o *Options) become() error {
 			return err
 		}
 	}
-	if err := allThreads(unix.SYS_PRCTL, unix.PR_SET_KEEPCAPS, 1, 0); err != nil {
+	restore, err := keepCapabilities()
+	if err != nil {
 		return fmt.Errorf("keep capabilities: %w", err)
 	}
 	for _, step := range []error{ // the standard library does these on all threads
@@ -162,7 +163,28 @@ func (o *Options) become() error {
 		}
 	}
 	o.became = true
+	if err := restore(); err != nil {
+		return fmt.Errorf("restore the secure bits: %w", err)
+	}
 	return setCapabilities(o.keep())
+}
+
+// noSetuidFixup is SECBIT_NO_SETUID_FIXUP: capabilities stay as they are when the user changes.
+const noSetuidFixup = 1 << 2
+
+// keepCapabilities lets the process keep its capabilities when it changes its user, and returns what
+// undoes that. Other threads use CAP_NET_ADMIN meanwhile. Without CAP_SETPCAP, which a container may
+// lack, the capabilities remain permitted only: what another thread asks of the kernel before
+// [setCapabilities] may be refused, and is asked again at the kernel's next change.
+func keepCapabilities() (restore func() error, err error) {
+	bits, err := unix.PrctlRetInt(unix.PR_GET_SECUREBITS, 0, 0, 0, 0)
+	if err != nil {
+		return nil, err
+	}
+	if allThreads(unix.SYS_PRCTL, unix.PR_SET_SECUREBITS, uintptr(bits)|noSetuidFixup, 0) == nil {
+		return func() error { return allThreads(unix.SYS_PRCTL, unix.PR_SET_SECUREBITS, uintptr(bits), 0) }, nil
+	}
+	return func() error { return nil }, allThreads(unix.SYS_PRCTL, unix.PR_SET_KEEPCAPS, 1, 0)
 }
 
 // keep returns the capabilities that the process goes on with.

@@ -52,6 +52,7 @@ func TestMain(m *testing.M) {
 type result struct {
 	Err    string
 	Setuid string // as whom a program runs that a setuid file is
+	Gap    string // why another thread could not use CAP_NET_ADMIN while the sandbox was entered
 	Parts  []Part
 	Failed map[string]string // of what was tried, by name, each on several threads
 }
@@ -136,7 +137,9 @@ func attempt(o Options) (r result) {
 	for range threadCount {
 		<-ready
 	}
+	stop := useNetAdmin()
 	parts, err := Enter(o)
+	r.Gap = errorText(stop())
 	if err != nil {
 		r.Err = err.Error()
 	}
@@ -233,6 +236,48 @@ func TestRaise(t *testing.T) {
 	}
 	if got, want := string(out), fmt.Sprintf("%#x", 1<<unix.CAP_NET_ADMIN); got != want {
 		t.Errorf("effective are %s, want %s", got, want)
+	}
+}
+
+// useNetAdmin does something on a thread of its own, again and again, that needs CAP_NET_ADMIN. The
+// function that it returns ends that, and returns the first error.
+func useNetAdmin() (stop func() error) {
+	end, done := make(chan struct{}), make(chan error, 1)
+	begun := make(chan struct{})
+	go func() {
+		runtime.LockOSThread()
+		fd, err := unix.Socket(unix.AF_INET6, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+		close(begun)
+		for err == nil {
+			err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 1<<16)
+			select {
+			case <-end:
+				done <- err
+				return
+			default:
+			}
+		}
+		done <- err
+	}()
+	<-begun
+	return func() error {
+		close(end)
+		return <-done
+	}
+}
+
+// Routes are set while the process gives up root: CAP_NET_ADMIN is there at every moment.
+func TestNetAdminWithoutGap(t *testing.T) {
+	needRoot(t)
+	nobody, err := LookUp("nobody")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 10 {
+		r := child(t, Options{User: nobody, NoLandlock: true, NoSeccomp: "not in this test"})
+		if r.Gap != "" {
+			t.Fatalf("meanwhile: %s", r.Gap)
+		}
 	}
 }
 
