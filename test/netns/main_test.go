@@ -9,8 +9,10 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
+	"syscall"
 	"testing"
 
 	"ipoibcm/internal/lab"
@@ -34,6 +36,9 @@ func TestMain(m *testing.M) {
 func testMain(m *testing.M) int {
 	if os.Geteuid() != 0 {
 		return m.Run() // every test skips, and says so
+	}
+	if signal.Ignored(syscall.SIGHUP) { // by nohup, as agents would inherit; a handler is not inherited
+		signal.Notify(make(chan os.Signal, 1), syscall.SIGHUP)
 	}
 	lab.SweepKilled(namePrefix)
 	defer lab.Sweep(fmt.Sprintf("%s%d-", namePrefix, os.Getpid()))
