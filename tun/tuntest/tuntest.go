@@ -59,13 +59,18 @@ func (f *Fake) Send(pkt []byte) bool {
 
 // Receive returns the next packet written to the device, or nil after timeout or Close.
 func (f *Fake) Receive(timeout time.Duration) []byte {
-	t := time.AfterFunc(timeout, f.cond.Broadcast)
-	defer t.Stop()
-	deadline := time.Now().Add(timeout)
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	late := false
+	t := time.AfterFunc(timeout, func() {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		late = true
+		f.cond.Broadcast()
+	})
+	defer t.Stop()
 	for len(f.up) == 0 {
-		if f.closed || !time.Now().Before(deadline) {
+		if f.closed || late {
 			return nil
 		}
 		f.cond.Wait()
