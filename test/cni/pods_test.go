@@ -1,6 +1,7 @@
 package cni
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -101,9 +102,12 @@ func TestDeaths(t *testing.T) {
 		syscall.Kill(pid, syscall.SIGKILL)
 	}
 	h.reaches(pods[0], addresses[1], 56)
-	if got := ip(t, "-n", pods[0], "route", "show", "10.88.0.0/16"); got == "" {
-		t.Error("a new agent's interface has no route")
-	}
+	h.within(15*time.Second, "a route by the new agent's interface", func() error { // it comes after the address
+		if ip(t, "-n", pods[0], "route", "show", "10.88.0.0/16") == "" {
+			return errors.New("there is none")
+		}
+		return nil
+	})
 
 	h.serves(3)                       // all agents are back
 	ip(t, "netns", "delete", pods[2]) // without a DEL
