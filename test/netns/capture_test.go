@@ -10,6 +10,7 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -414,12 +415,14 @@ func isFragment(p []byte) bool {
 	return err == nil && v6.NextHeader() == unix.IPPROTO_FRAGMENT
 }
 
-// shouter is a socket that may send to broadcast addresses through dev.
+// shouter is a socket that may send to broadcast addresses through dev. It is told of what the kernel
+// drops: without IP_RECVERR, UDP keeps ENOBUFS to itself.
 func shouter(dev string) (net.PacketConn, error) {
 	lc := net.ListenConfig{Control: func(_, _ string, c syscall.RawConn) (err error) {
 		c.Control(func(fd uintptr) {
 			err = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_BROADCAST, 1),
 				unix.BindToDevice(int(fd), dev),
+				unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_RECVERR, 1),
 				unix.SetsockoptInt(int(fd), unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT))
 		})
 		return err
@@ -427,13 +430,19 @@ func shouter(dev string) (net.PacketConn, error) {
 	return lc.ListenPacket(context.Background(), "udp4", "0.0.0.0:0")
 }
 
-// shout sends one UDP datagram to a broadcast address through the interface.
+// shout sends one UDP datagram to a broadcast address through the interface. It tries again while the
+// kernel's table of neighbours is full: all namespaces share the gc_thresh3 of the ARP table, and the
+// tests beside this one can fill it for some seconds.
 func shout(dst netip.Addr, size int) error {
 	c, err := shouter(ifName)
 	if err != nil {
 		return err
 	}
 	defer c.Close()
-	_, err = c.WriteTo(make([]byte, size), &net.UDPAddr{IP: dst.AsSlice(), Port: 9})
-	return err
+	for deadline := time.Now().Add(patience); ; time.Sleep(100 * time.Millisecond) {
+		_, err = c.WriteTo(make([]byte, size), &net.UDPAddr{IP: dst.AsSlice(), Port: 9})
+		if !errors.Is(err, unix.ENOBUFS) || time.Now().After(deadline) {
+			return err
+		}
+	}
 }
