@@ -391,8 +391,8 @@ func (a *Agent) target(p fib.Path) (datapath.Target, error) {
 	return t, nil
 }
 
-// countUD adds what p has carried since the last call to the use of the UD neighbour that p leads to. A
-// path keeps its counters when it moves to a connection.
+// countUD adds to udUse what p has carried since the last call, if p leads to a UD neighbour. It must
+// run before p gets another target, because p keeps its counters.
 func (a *Agent) countUD(p *path) {
 	now := p.dp.Counters()
 	if p.p.Kind == fib.PathUD && now.Packets != p.seen.Packets {

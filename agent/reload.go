@@ -73,8 +73,8 @@ func (l *liveSettings) askers() (allow, trust []netip.Prefix) {
 	return l.allow, l.trust
 }
 
-// reload reads the configuration anew and puts its changes in force. With check it only reports them, as it
-// does if one of them takes a restart. Nothing is changed before the whole configuration has been read.
+// reload reads the configuration anew and applies its changes. It only reports them if check is set or if
+// one of them needs a restart. Nothing is changed before the whole configuration has been read.
 func (a *Agent) reload(ctx context.Context, check bool) (control.Reload, error) {
 	a.live.reloading.Lock()
 	defer a.live.reloading.Unlock()

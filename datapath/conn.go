@@ -145,8 +145,9 @@ type ConnCounters struct {
 	QueuedOctets        int    // octets of those messages, headers included
 	QueuedLimit         int    // octets that may be posted at the moment
 	Backlog             int    // packets that wait to be posted
-	// DrainRate is the highest rate of late in octets per second, measured while the limit held
-	// packets back. Zero means that it was not measured.
+	// DrainRate is the highest rate of completions in the last measurements, in octets per
+	// second. A rate is measured only while the limit holds packets back, and stays until the next
+	// measurement. Zero means that none was measured.
 	DrainRate           int
 	RxPackets, RxOctets uint64
 	RxErrors            uint64

@@ -78,8 +78,10 @@ func (f *Interface) insist(pkt []byte) {
 	}
 }
 
-// addLink adds the link-layer address option to an RS, RA or Redirect from the kernel, which
-// knows no link-layer address of a TUN.
+// addLink gives an RS, RA or Redirect from the kernel its link-layer address option, because the
+// kernel has no link-layer addresses on a TUN. The address is ours, or that of a Redirect's target.
+// A Redirect to a target that we do not know stays as it is. A malformed packet is counted and
+// gives nil.
 func (f *Interface) addLink(pkt []byte) []byte {
 	link := f.announced()
 	if t, ok := nd.RedirectTarget(pkt); ok && !f.addrs.has(t) {

@@ -174,8 +174,8 @@ func (f *Interface) askAgain() {
 	}
 }
 
-// pathsInOrder returns the paths, the one used longest ago first: what is done to all of them
-// must not depend on the order of a map.
+// pathsInOrder returns the paths, least recently used first. The callers act on each of them, and
+// the order of the actions must not be that of a map.
 func (f *Interface) pathsInOrder() (all []*portPath) {
 	for p := f.fab.unused.Oldest(); p != nil; p = p.Newer() {
 		all = append(all, p)

@@ -32,8 +32,8 @@ const (
 	Version2 Version = 2 // draft-cel-nfsv4-rpcrdma-version-two-02
 )
 
-// An XID names a transaction in one direction of a connection. Each direction has XIDs of its own:
-// the same XID may be in use in both.
+// An XID names a call and its reply. Each end chooses the XIDs of its own calls, so that both ends
+// may have the same one in use.
 type XID uint32
 
 // String prints the XID in hexadecimal.

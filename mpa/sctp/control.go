@@ -131,7 +131,7 @@ type Chunk struct {
 	Data   []byte
 }
 
-// An Association is what carries chunks: an SCTP association whose peer said
+// An Association carries chunks. It is an SCTP association whose peer sent
 // [AdaptationDDP] and that has as many inbound as outbound streams.
 type Association interface {
 	// Send sends c reliably and unordered. It keeps no part of c.

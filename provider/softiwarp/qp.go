@@ -105,8 +105,9 @@ func (q *qp) disconnect(why *mpa.TermError) {
 	}
 }
 
-// fail moves q to ERR: the oldest send completes with status. If why is not nil, the peer
-// is told by a Terminate, unless the session is fenced. The lock is held.
+// fail moves q to ERR. The oldest send completes with status, all other requests as flushed.
+// If why is not nil and the session is not fenced (it may not send yet), a Terminate tells the
+// peer. The lock is held.
 func (q *qp) fail(status verbs.Status, text string, why *mpa.TermError) {
 	if q.state == verbs.StateError {
 		return

@@ -60,10 +60,11 @@ type Options struct {
 	// Stop, when it is closed, ends the wait of AddressWait; Open then returns ErrStopped.
 	Stop <-chan struct{}
 
-	// NoGSO and NoGRO switch UDP_SEGMENT and UDP_GRO off. Without them Open tests both on
-	// the loopback device. An offload is used unless its test fails, until the kernel
-	// refuses it. Failures and refusals are counted, and Offloads tells why an offload is
-	// off.
+	// NoGSO and NoGRO switch UDP_SEGMENT and UDP_GRO off. An offload that they leave on is
+	// tested on the loopback device and switched off if the test fails. UDP_GRO is also
+	// switched off when the kernel refuses it. A path whose batch the kernel refuses goes
+	// without UDP_SEGMENT for 2 to 32 s. Failures and refusals are counted, and Offloads
+	// tells why an offload is off.
 	NoGSO, NoGRO bool
 	// HoldP lets the thread that polls a descriptor (see [Device.PollFD]) hold
 	// its P while it waits, for 1.5 s after each packet: it wakes sooner, and Go's

@@ -108,8 +108,8 @@ func (q *QP) takeRequest(pkt *roce.Packet) DropReason {
 	return DropOpcode
 }
 
-// fits reports whether the opcode follows from what came before and the payload
-// has the length that the opcode says (IBA volume 1 section 9.7; rxe_resp.c).
+// fits reports whether the opcode may come next in a message of kind m, and the payload
+// has a length that the opcode allows (IBA volume 1 section 9.7; rxe_resp.c).
 func (q *QP) fits(pkt *roce.Packet, m message) bool {
 	r, n := &q.rsp, len(pkt.Payload)
 	switch {
