@@ -47,7 +47,7 @@ var repository = sync.OnceValues(func() (*tree, error) {
 		rel, _ := filepath.Rel(root, path)
 		rel = filepath.ToSlash(rel)
 		switch {
-		case d.IsDir() && (rel == ".git" || rel == "bin" || strings.HasSuffix(rel, "testdata/fuzz")):
+		case d.IsDir() && (rel == ".git" || rel == ".cache" || rel == "bin" || strings.HasSuffix(rel, "testdata/fuzz")):
 			return filepath.SkipDir
 		case strings.HasSuffix(rel, ".go"):
 			err = t.goFile(path, rel)
