@@ -407,17 +407,12 @@ func TestBlindNAK(t *testing.T) {
 	l := newBlindLiar(s)
 	psn, msn := l.victim.watch(ib.QPN(l.peerQPN), ib.QPN(l.qpn))
 	asked := func() uint64 { return l.victim.counter("softroce", "rc_naks_challenged") }
-	sent, tcp := l.naks(blindNAKs, func() (ib.PSN, uint32) {
+	l.meet("NAKs", "rc_naks_challenged", blindNAKs, func() (ib.PSN, uint32) {
 		return ib.PSN(psn.Load())&^(1<<unknownPSN-1) | ib.PSN(l.r.Uint32N(1<<unknownPSN)), msn.Load() + l.r.Uint32N(32)
 	})
-	l.lives("NAKs")
 	if lies := l.victim.counter("softroce", "rc_naks_false"); asked() != lies {
 		t.Errorf("%d NAKs were challenged, %d found to be false", asked(), lies)
 	}
-	if asked() == 0 && !raceDetector {
-		t.Errorf("no fatal NAK of %d found a packet under way: this shows nothing", sent)
-	}
-	t.Logf("%d NAKs beside %.0f Mb/s of TCP: %d fatal ones found a packet under way", sent, tcp.Mbps(), asked())
 
 	before := asked()
 	l.drawMSN("NAK", blindNAKs, psn, msn)
@@ -436,19 +431,31 @@ func TestBlindNAK(t *testing.T) {
 
 // drawMSN sends ACKs or NAKs for packets under way, with a drawn MSN: all are refused for that, and the connection goes on.
 func (l *blindLiar) drawMSN(what string, syndromes []roce.Syndrome, psn, msn *atomic.Uint32) {
+	const goesOn = 2048 // packets that the victim may send while what was forged is on its way
+	l.victim.seg.Helper()
+	l.meet(what+"s with a drawn MSN", "rc_drop_msn", syndromes, func() (ib.PSN, uint32) {
+		return ib.PSN(psn.Load()).Add(l.r.IntN(goesOn)), msn.Load() + 1<<16 + l.r.Uint32N(1<<24-1<<17)
+	})
+}
+
+// meet sends ACKs or NAKs until one has met a packet under way, which a counter tells. Whether one of those of
+// two seconds does is chance.
+func (l *blindLiar) meet(what, counter string, syndromes []roce.Syndrome, guess func() (ib.PSN, uint32)) {
 	s := l.victim.seg
 	s.Helper()
-	before := l.victim.counter("softroce", "rc_drop_msn")
-	sent, tcp := l.naks(syndromes, func() (ib.PSN, uint32) {
-		return ib.PSN(psn.Load()), msn.Load() + 1<<16 + l.r.Uint32N(1<<24-1<<17)
-	})
-	l.lives(what + "s with a drawn MSN")
-	refused := l.victim.counter("softroce", "rc_drop_msn") - before
-	if refused == 0 && !raceDetector {
-		s.Errorf("no %s of %d found a packet under way: this shows nothing", what, sent)
+	before, met, tries := l.victim.counter("softroce", counter), uint64(0), 5
+	if raceDetector {
+		tries = 1 // too few are sent
 	}
-	s.Logf("%d %ss beside %.0f Mb/s of TCP: %d found a packet under way, and were refused for their MSN", sent, what,
-		tcp.Mbps(), refused)
+	for ; met == 0 && tries > 0; tries-- {
+		sent, tcp := l.naks(syndromes, guess)
+		l.lives(what)
+		met = l.victim.counter("softroce", counter) - before
+		s.Logf("%d %s beside %.0f Mb/s of TCP: %d in %s", sent, what, tcp.Mbps(), met, counter)
+	}
+	if met == 0 && !raceDetector {
+		s.Errorf("no one of the %s found a packet under way: this shows nothing", what)
+	}
 }
 
 // naks sends the victim ACKs or NAKs for its queue pair beside TCP for two seconds. guess says which.
