@@ -63,11 +63,12 @@ type (
 
 	// Done is the outcome of SetRoute, SetRule and FlushExceptions.
 	Done struct {
-		Action Action
-		Route  rtnl.Route  // SetRoute: the route that stands there now; zero if none
-		Answer rtnl.Answer // with Ask: the kernel's answer
-		Why    string      // why no route was set: somebody else's is there, or ours would be no guest
-		Err    error       // any other failure; a missing route to remove is no error
+		Action  Action
+		Removed bool        // SetRoute: Old is not there any more; false if the kernel refused that, or there is no Old
+		Route   rtnl.Route  // SetRoute: what was set; zero if nothing was
+		Answer  rtnl.Answer // with Ask: the kernel's answer
+		Why     string      // why no route was set: somebody else's is there, or ours would be no guest
+		Err     error       // any other failure; a missing route to remove is no error
 	}
 
 	// SetHop says how a neighbour is reached from now on. A zero path says that this is not known

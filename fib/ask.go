@@ -46,6 +46,7 @@ func (s SetRoute) Do(k Router) (d Done) {
 		if d.Err = k.DelRoute(s.Old); errors.Is(d.Err, rtnl.ErrNotFound) {
 			d.Err = nil
 		}
+		d.Removed = d.Err == nil
 	}
 	if s.Ask && d.Err == nil {
 		var hop NextHop

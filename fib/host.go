@@ -19,7 +19,7 @@ type host struct {
 	busy  bool        // a change is under way
 	doubt bool        // the kernel must be asked before a route is made or kept
 	match rtnl.Answer // the kernel's answer without our route
-	why   string      // why there is no route
+	why   string      // why there is no route, or not the one wanted
 }
 
 // wantHost says which MTU a host route to a should show. Zero means that no route is wanted.
@@ -83,8 +83,15 @@ func (t *Table) hostRoute(h *host) rtnl.Route {
 
 // hostDone takes the outcome of a change that place asked for.
 func (t *Table) hostDone(ev Done, s SetRoute, why string) {
-	h := t.hosts.get(rtnl.Flow{Dst: s.Host})
-	if h.busy = false; ev.Err == nil || s.Old.Dst.IsValid() {
+	h, wanted := t.hosts.get(rtnl.Flow{Dst: s.Host}), 0
+	if h.want != 0 {
+		wanted = t.effective(h.want)
+	}
+	again := ev.Err == nil || h.doubt || wanted != s.New.MTU // changed meanwhile
+	switch h.busy = false; {
+	case s.Old.Dst.IsValid() && !ev.Removed: // it is there still, and the kernel was not asked
+		h.doubt = true
+	case ev.Err == nil || ev.Removed:
 		h.have = ev.Route
 		h.doubt = h.doubt || !s.New.Dst.IsValid() // removed because none was wanted: one may be again
 	}
@@ -95,7 +102,7 @@ func (t *Table) hostDone(ev Done, s SetRoute, why string) {
 	if why != "" && h.why != why && !h.doubt {
 		t.note(h.flow.Dst, "no route of ours shows the MTU for %v: %s", h.flow.Dst, why)
 	}
-	if h.why = why; ev.Err == nil || h.doubt || h.want == 0 || t.effective(h.want) != s.New.MTU { // changed meanwhile
+	if h.why = why; again {
 		t.place(h)
 	}
 }

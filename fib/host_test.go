@@ -105,8 +105,50 @@ func TestWantedAgainWhileRemoved(t *testing.T) {
 	if out := routesOf(m.Step(nil, time.Now(), SetHop{testPeer, Path{Kind: PathConn, MTU: 65520}})); len(out) != 0 {
 		t.Errorf("%d changes while the removal is under way, want none", len(out))
 	}
-	again := routesOf(m.Step(nil, time.Now(), Done{Action: removal[0]}))
+	again := routesOf(m.Step(nil, time.Now(), Done{Action: removal[0], Removed: true}))
 	if len(again) != 1 || !again[0].Ask || again[0].New.MTU != 65520 {
 		t.Errorf("after the removal: %+v, want a route with MTU 65520 asked for", again)
+	}
+}
+
+// A host route that the kernel does not remove is known to be there, and is removed after the next change.
+func TestRemovalRefused(t *testing.T) {
+	m, asked := withPeer(t)
+	m.Step(nil, time.Now(), Done{Action: asked, Route: asked.New, Answer: testAnswer})
+	removal := routesOf(m.Step(nil, time.Now(), SetHop{testPeer, Path{Kind: PathUD, MTU: 2044}}))
+	if len(removal) != 1 || removal[0].Old != asked.New {
+		t.Fatalf("a lost connection causes %+v, want its host route removed", removal)
+	}
+	refused := Done{Action: removal[0], Err: errors.New("no buffer space")}
+	if out := routesOf(m.Step(nil, time.Now(), refused)); len(out) != 0 {
+		t.Errorf("%+v at once after a refusal, want nothing", out)
+	}
+	if c := m.Counters(); c.RoutesRemoved != 0 || c.RoutesRefused != 1 {
+		t.Errorf("%d removed and %d refused, want 0 and 1", c.RoutesRemoved, c.RoutesRefused)
+	}
+	again := routesOf(m.Step(nil, time.Now(),
+		Host{rtnl.Event{Kind: rtnl.Rerouted, Prefix: netip.MustParsePrefix("10.0.0.0/28")}}))
+	if len(again) != 1 || again[0].Old != asked.New || again[0].New.Dst.IsValid() {
+		t.Fatalf("after the next change: %+v, want the host route removed", again)
+	}
+	m.Step(nil, time.Now(), Done{Action: again[0], Removed: true})
+	if n := m.Counters().RoutesRemoved; n != 1 {
+		t.Errorf("%d routes removed, want 1", n)
+	}
+}
+
+// A host route that could not be taken out of the way, so that the kernel was not asked, is wanted still.
+func TestAskRefused(t *testing.T) {
+	m, asked := withPeer(t)
+	m.Step(nil, time.Now(), Done{Action: asked, Route: asked.New, Answer: testAnswer})
+	change := Host{rtnl.Event{Kind: rtnl.Rerouted, Prefix: netip.MustParsePrefix("10.0.0.0/28")}}
+	for range 2 {
+		out := routesOf(m.Step(nil, time.Now(), change))
+		if len(out) != 1 || out[0].Old != asked.New || !out[0].Ask {
+			t.Fatalf("after a change: %+v, want the kernel asked without the host route", out)
+		}
+		if out = routesOf(m.Step(nil, time.Now(), Done{Action: out[0], Err: errors.New("no buffer space")})); len(out) != 0 {
+			t.Errorf("%+v at once after a refusal, want nothing", out)
+		}
 	}
 }

@@ -250,7 +250,7 @@ func (ev Done) step(t *Table) {
 		t.n.RoutesRefused++
 		why = ev.Err.Error()
 	}
-	if ok && s.Old.Dst.IsValid() {
+	if ev.Removed {
 		t.n.RoutesRemoved++
 		if !ev.Route.Dst.IsValid() {
 			t.reroute(s.Old.Dst) // the kernel answered with that route while it was there
