@@ -65,23 +65,47 @@ func TestSummary(t *testing.T) {
 // What a test logs before it fails is not why it failed.
 func TestFailure(t *testing.T) {
 	t.Chdir(t.TempDir())
-	source := "package p\n\tt.Logf(\"seed\")\n\tt.Error(\"wrong\")\n\tt.Log(\"the end\")\n"
+	source := "package p\n\tt.Logf(\"seed\")\n\tt.Error(\"wrong\")\n\tt.Log(\"the end\")\n\thelp(t)\n"
 	if err := os.WriteFile("p_test.go", []byte(source), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	const seed, wrong, end = "    p_test.go:2: seed\n", "    p_test.go:3: wrong\n", "    p_test.go:4: the end\n"
+	const helped = "    p_test.go:5: helped\n"
 	for _, tt := range []struct {
 		name, want string
 		lines      []string
 	}{
 		{"a log before and after", "wrong", []string{seed, "more\n", wrong, end}},
 		{"logs only", "seed", []string{seed, end}},
-		{"a file that is not there", "gone", []string{seed, "    q_test.go:2: gone\n", wrong}},
+		{"a message of a helper before", "wrong", []string{helped, wrong}},
+		{"a message of a helper only", "helped", []string{seed, helped, end}},
+		{"a file that is not there", "gone", []string{seed, "    q_test.go:2: gone\n", end}},
 		{"no message", "", []string{"--- FAIL: TestX\n"}},
 	} {
 		if got := failure(".", tt.lines); got != tt.want {
 			t.Errorf("%s: got %q, want %q", tt.name, got, tt.want)
 		}
+	}
+}
+
+// Of a long output the beginning and the end are shown.
+func TestLongOutput(t *testing.T) {
+	events := []string{`{"Action":"output","Package":"p","Test":"TestA","Output":"    a_test.go:7: got 1, want 2\n"}`}
+	for range 2 * maxShown {
+		events = append(events, `{"Action":"output","Package":"p","Test":"TestA","Output":"a table\n"}`)
+	}
+	events = append(events, `{"Action":"output","Package":"p","Test":"TestA","Output":"--- FAIL: TestA (0.00s)\n"}`,
+		`{"Action":"fail","Package":"p","Test":"TestA"}`, `{"Action":"fail","Package":"p"}`)
+	var out bytes.Buffer
+	read(t, newRun(&out), events...)
+	for _, want := range []string{"    a_test.go:7: got 1, want 2\na table\n", "\n... 402 lines are left out ...\na table\n",
+		"a table\n--- FAIL: TestA (0.00s)\n"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("output lacks %q", want)
+		}
+	}
+	if n := strings.Count(out.String(), "a table\n"); n != maxShown-2 {
+		t.Errorf("%d lines of the table are shown, want %d", n, maxShown-2)
 	}
 }
 

@@ -23,8 +23,19 @@ import (
 // maxTestLine bounds one line of go test -json, in octets.
 const maxTestLine = 16 << 20
 
-// maxShown is how many lines of one failing test are printed at most: the last ones.
-const maxShown = 200
+// maxShown is how many lines of one failing test are printed at most: half of them the first ones, half the last ones.
+const maxShown = 400
+
+// shown returns what is printed of the lines of a failing test. Its own messages come first where what it knows of
+// programs comes when it ends, and last where a program's output or a stack comes before them.
+func shown(lines []string) string {
+	const half = maxShown / 2
+	if n := len(lines) - maxShown; n > 0 {
+		left := fmt.Sprintf("... %d lines are left out ...\n", n)
+		lines = slices.Concat(lines[:half], []string{left}, lines[len(lines)-half:])
+	}
+	return strings.Join(lines, "")
+}
 
 // quiet is how long a step of tests may go without an event before it is ended: no
 // test begins, ends or prints anything, and nothing is built. It does not bound how
@@ -262,7 +273,7 @@ func (r *run) ended(p *testPackage, at place, e *testEvent) (bad int) {
 		bad = 1
 		p.failed++
 		r.note(name, failed, failure(strings.TrimPrefix(e.Package, "ipoibcm/"), lines))
-		fmt.Fprintf(r.out, "---- %s\n%s", name, strings.Join(lines[max(0, len(lines)-maxShown):], ""))
+		fmt.Fprintf(r.out, "---- %s\n%s", name, shown(lines))
 	}
 	delete(p.lines, e.Test)
 	return bad
@@ -289,7 +300,7 @@ func (r *run) packageEnded(p *testPackage, at place, e *testEvent, builds map[st
 			lines = append(lines, l...)
 		}
 		r.note(e.Package+at.mark(), failed, why)
-		fmt.Fprintf(r.out, "---- %s: %s\n%s", e.Package+at.mark(), why, strings.Join(lines[max(0, len(lines)-maxShown):], ""))
+		fmt.Fprintf(r.out, "---- %s: %s\n%s", e.Package+at.mark(), why, shown(lines))
 	}
 	word := "ok  "
 	if e.Action == "fail" {
@@ -318,28 +329,43 @@ func reason(lines []string) string {
 }
 
 // failure returns the first message of a test that is no log. go test does not tell t.Error from t.Log, so
-// that failure looks at the source, in dir. If all messages are logs, it returns the first of them.
+// that failure looks at the source, in dir: at the line of the message, which is that of a caller if a helper
+// wrote it. What is surely an error comes before what may be a helper's log. If all messages are logs, it returns
+// the first of them.
 func failure(dir string, lines []string) (first string) {
+	var perhaps string
 	for _, l := range lines {
 		m := message.FindStringSubmatch(l)
 		if m == nil {
 			continue
 		}
 		text := strings.TrimSpace(m[3])
-		if first = cmp.Or(first, text); !logs(filepath.Join(dir, m[1]), m[2]) {
+		first = cmp.Or(first, text)
+		switch source := sourceLine(filepath.Join(dir, m[1]), m[2]); {
+		case fails.MatchString(source):
 			return text
+		case !logs.MatchString(source):
+			perhaps = cmp.Or(perhaps, text)
 		}
 	}
-	return first
+	return cmp.Or(perhaps, first)
 }
 
-// logs reports whether a line of a source file calls Log or Logf.
-func logs(file, line string) bool {
+var (
+	fails = regexp.MustCompile(`\.(Error|Fatal)f?\(`)
+	logs  = regexp.MustCompile(`\.Logf?\(`)
+)
+
+// sourceLine returns a line of a source file, "" if there is none.
+func sourceLine(file, line string) string {
 	source, err := os.ReadFile(file)
 	if err != nil {
-		return false
+		return ""
 	}
 	n, err := strconv.Atoi(line)
 	lines := strings.Split(string(source), "\n")
-	return err == nil && n >= 1 && n <= len(lines) && (strings.Contains(lines[n-1], ".Logf(") || strings.Contains(lines[n-1], ".Log("))
+	if err != nil || n < 1 || n > len(lines) {
+		return ""
+	}
+	return lines[n-1]
 }
