@@ -55,6 +55,8 @@ type cluster struct {
 	live   map[*host]bool
 	etcd   [etcdMembers]*etcdMember
 	ctl    *clientv3.Client // for what operators do
+	term   uint64           // of etcd when it was last seen to work
+	mu     sync.Mutex       // guards notes
 	notes  []string
 }
 
@@ -111,9 +113,7 @@ func newCluster(t *testing.T, n int, seed uint64) *cluster {
 		DialOptions: []grpc.DialOption{grpc.WithContextDialer(c.dial)}})
 	c.must(err)
 	t.Cleanup(func() { c.ctl.Close() })
-	c.eventually(patience, "etcd has a leader", func() error {
-		return c.control(func(ctx context.Context) error { _, err := c.ctl.Get(ctx, "x"); return err })
-	})
+	c.etcdWorks()
 	return c
 }
 
@@ -182,6 +182,8 @@ func (c *cluster) die(h *host) {
 
 func (c *cluster) say(format string, args ...any) {
 	text := time.Now().Format("15:04:05.0 ") + fmt.Sprintf(format, args...)
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.notes = append(c.notes, text)
 }
 
@@ -303,10 +305,58 @@ func (c *cluster) heal() {
 			c.startEtcd(i)
 		}
 	}
-	// The last fault has ended when etcd itself works again: elections are its own.
+	c.etcdWorks()
+}
+
+// etcdWorks waits until etcd has a leader and takes writes: elections are its own, and a fault like others.
+func (c *cluster) etcdWorks() {
+	c.Helper()
 	c.eventually(patience, "etcd has a leader", func() error {
-		return c.control(func(ctx context.Context) error { _, err := c.ctl.Put(ctx, "/elsewhere", "x"); return err })
+		return c.control(func(ctx context.Context) error {
+			r, err := c.ctl.Put(ctx, "/elsewhere", "x")
+			if err == nil {
+				c.term = r.Header.RaftTerm
+			}
+			return err
+		})
 	})
+}
+
+// A lastFault is the stopwatch since the last fault. When etcd changes its leader again, it begins anew.
+type lastFault struct {
+	mu    sync.Mutex
+	watch *stopwatch
+	stop  func()
+}
+
+// sinceFault begins with w, and goes on until stop is called.
+func (c *cluster) sinceFault(w *stopwatch) *lastFault {
+	l := &lastFault{watch: w}
+	ctx, cancel := context.WithCancel(c.ctx)
+	var wg sync.WaitGroup
+	l.stop = func() { cancel(); wg.Wait() }
+	wg.Go(func() {
+		for term := c.term; ctx.Err() == nil; {
+			if r, err := c.ctl.Get(ctx, "x"); err == nil && r.Header.RaftTerm != term {
+				l.mu.Lock()
+				l.watch = c.stopwatch()
+				l.mu.Unlock()
+				c.say("etcd has elected again: term %d after %d", r.Header.RaftTerm, term)
+				term = r.Header.RaftTerm
+			}
+			select {
+			case <-time.After(200 * time.Millisecond):
+			case <-ctx.Done():
+			}
+		}
+	})
+	return l
+}
+
+func (l *lastFault) read() *stopwatch {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.watch
 }
 
 // A pulse pings over a connection all the time, and knows the longest silence.
@@ -432,12 +482,14 @@ func (c *cluster) settled(fault *stopwatch) {
 			live = append(live, h)
 		}
 	}
-	c.reach(live, fault)
-	c.listsAreRight(live, fault)
+	since := c.sinceFault(fault)
+	defer since.stop()
+	c.reach(live, since)
+	c.listsAreRight(live, since)
 }
 
 // reach waits until pairs of hosts reach each other: all of few hosts, some of many.
-func (c *cluster) reach(live []*host, fault *stopwatch) {
+func (c *cluster) reach(live []*host, fault *lastFault) {
 	c.Helper()
 	type pair struct{ a, b *host }
 	var pairs []pair
@@ -459,7 +511,7 @@ func (c *cluster) reach(live []*host, fault *stopwatch) {
 				if err == nil {
 					return
 				}
-				if time.Since(fault.began) > patience {
+				if time.Since(fault.read().began) > patience {
 					c.Errorf("%s does not reach %s %v after the last fault: %v", id(p.a), id(p.b), patience, err)
 					return
 				}
@@ -467,22 +519,22 @@ func (c *cluster) reach(live []*host, fault *stopwatch) {
 		})
 	}
 	wg.Wait()
-	if err := fault.over(clusterBack); err != nil {
+	if err := fault.read().over(clusterBack); err != nil {
 		c.Errorf("all reach each other after the last fault: %v", err)
 	}
 	c.say("reached each other: %d pairs, %v after the last fault", len(pairs),
-		time.Since(fault.began).Round(time.Millisecond))
+		time.Since(fault.read().began).Round(time.Millisecond))
 }
 
 // listsAreRight waits until every host knows those that live, and no other.
-func (c *cluster) listsAreRight(live []*host, fault *stopwatch) {
+func (c *cluster) listsAreRight(live []*host, fault *lastFault) {
 	c.Helper()
 	var want []string
 	for _, h := range live {
 		want = append(want, id(h))
 	}
 	for _, h := range live {
-		c.eventuallyBy(fault, patience, id(h)+" knows those that live", func() error {
+		c.eventuallyBy(fault.read(), patience, id(h)+" knows those that live", func() error {
 			var got []string
 			d := h.members()
 			for _, m := range d.Members {
@@ -494,8 +546,8 @@ func (c *cluster) listsAreRight(live []*host, fault *stopwatch) {
 			return nil
 		})
 	}
-	if err := fault.over(clusterLease + clusterGone); err != nil { // nobody dies after the last fault
+	if err := fault.read().over(clusterLease + clusterGone); err != nil { // nobody dies after the last fault
 		c.Errorf("the lists are right after the last fault: %v", err)
 	}
-	c.say("lists are right %v after the last fault", time.Since(fault.began).Round(time.Millisecond))
+	c.say("lists are right %v after the last fault", time.Since(fault.read().began).Round(time.Millisecond))
 }
