@@ -49,6 +49,18 @@ func (m *managerTrace) started(names []string) {
 	m.add("b->>a: starts it with the descriptors, " + strings.Join(kept, ", "))
 }
 
+// count returns how often there is a line.
+func (m *managerTrace) count(line string) (n int) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, l := range m.lines {
+		if l == line {
+			n++
+		}
+	}
+	return n
+}
+
 // block is the diagram as Mermaid. Lines that are the same in a row are one.
 func (m *managerTrace) block() string {
 	m.mu.Lock()
@@ -76,12 +88,20 @@ func TestHandOverTrace(t *testing.T) {
 		k.drain()
 		m.add("Note over a: the process has ended")
 	}
-	k.start()
-	a.connect(b, "RC")
-	k.drain()
+	// A ping may be answered before the manager is told that traffic can pass.
+	start := func(n int) {
+		k.start()
+		a.connect(b, "RC")
+		s.eventually(patience, "the manager is told READY=1", func() error {
+			if got := m.count("a->>b: READY=1"); got != n {
+				return fmt.Errorf("told %d times, want %d", got, n)
+			}
+			return nil
+		})
+	}
+	start(1)
 	end("systemctl restart")
-	k.start()
-	a.connect(b, "RC")
+	start(2)
 	s.eventually(patience, "only the interface is kept", func() error {
 		if got := k.has(); got != "tun" {
 			return fmt.Errorf("kept is %q", got)
