@@ -438,8 +438,9 @@ const (
 // periods.
 const leastPeriod = 10 * time.Second
 
-// A roundTrip measures the time between a packet that asks for an ACK and the ACK, as TCP
-// does (RFC 6298 section 2). A packet that was sent again is not measured.
+// A roundTrip measures the time from a packet that asks for an ACK to that ACK. It keeps mean and
+// spread as TCP does (RFC 6298 section 2). It does not measure a packet that was sent again, except
+// for the very first measurement (see forget).
 type roundTrip struct {
 	known        bool
 	mean, spread time.Duration
@@ -516,7 +517,10 @@ func (t *roundTrip) least() time.Duration {
 
 // keepLeast takes the round trip d into leasts.
 func (t *roundTrip) keepLeast(d time.Duration, now time.Time) {
-	if t.leasts[0] == 0 || now.Sub(t.since) > leastPeriod {
+	switch age := now.Sub(t.since); {
+	case t.leasts[0] == 0 || age > 2*leastPeriod:
+		t.leasts, t.since = [2]time.Duration{d, 0}, now
+	case age > leastPeriod:
 		t.leasts, t.since = [2]time.Duration{d, t.leasts[0]}, now
 	}
 	t.leasts[0] = min(t.leasts[0], d)

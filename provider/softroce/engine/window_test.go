@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 )
 
@@ -18,6 +19,21 @@ func (p *pair) trip(d time.Duration) {
 	p.now = p.now.Add(d)
 	for _, b := range p.output(p.b) {
 		p.input(p.a, b)
+	}
+}
+
+// The least round trip counts for one or two periods, with traffic in them or not.
+func TestLeastRoundTripAges(t *testing.T) {
+	var trip roundTrip
+	begin := time.Unix(1000, 0)
+	for _, step := range []struct{ after, trip, want time.Duration }{
+		{0, time.Millisecond, time.Millisecond},
+		{leastPeriod + 1, 5 * time.Millisecond, time.Millisecond},
+		{2*leastPeriod + 2, 6 * time.Millisecond, 5 * time.Millisecond},
+		{10 * leastPeriod, 7 * time.Millisecond, 7 * time.Millisecond},
+	} {
+		trip.take(step.trip, begin.Add(step.after))
+		expect.Equal(t, trip.least(), step.want, "least round trip after %v", step.after)
 	}
 }
 
