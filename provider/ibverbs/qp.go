@@ -442,25 +442,27 @@ func (q *qp) failed(sent bool, status verbs.Status) {
 	if q.h == nil {
 		return
 	}
-	if q.transport != ib.RC && status != verbs.WRFlushError {
+	if q.transport != ib.RC {
 		switch s := C.shim_state(q.h); {
 		case s == C.IBV_QPS_SQE && sent:
-			// The completion reports what failed; the queue goes on (IBA 10.3.1).
+			// The completion reports what failed; the queue goes on (IBA 10.3.1). Requests behind
+			// it are flushed, and find the queue pair in RTS.
 			C.shim_to_state(q.h, C.IBV_QPS_RTS)
 			q.dev.count.sqErrors.Add(1)
 			return
 		case s != C.IBV_QPS_ERR:
-			return // a datagram that did not fit its buffer
+			return // a datagram that did not fit its buffer, or a request behind one that failed
 		}
 	}
-	// An RC QP is in ERR, or will be in a moment: rdma_rxe completes before it changes the state.
+	// An RC QP is in ERR, or soon will be: rdma_rxe posts the completion before it changes the state.
+	// A UD or UC QP gets here only if it is in ERR.
 	if q.died(status, "") {
 		C.shim_to_state(q.h, C.IBV_QPS_ERR)
 	}
 }
 
-// died sets the state to ERR and tells the user that the QP has failed. It returns false, and does
-// nothing, if the state is RESET or ERR already.
+// died notes that the QP is in ERR and sends the user a QPFatal event. It does not modify the kernel's
+// QP. If the noted state is RESET or ERR already, it does nothing and returns false.
 func (q *qp) died(status verbs.Status, text string) bool {
 	for {
 		s := q.state.Load()
