@@ -77,7 +77,7 @@ func setting(dir, key string) string {
 // takesRoutes reports whether the kernel takes routes from router advertisements (accept_ra in
 // Documentation/networking/ip-sysctl.rst).
 func takesRoutes(acceptRA, forwarding string) bool {
-	return acceptRA == "2" || acceptRA != "0" && forwarding != "1"
+	return acceptRA == "2" || acceptRA != "0" && (forwarding == "0" || forwarding == "")
 }
 
 // isUp reports whether there is a device of this name that is up.

@@ -189,7 +189,7 @@ func TestQuieten(t *testing.T) {
 	for _, tt := range []struct {
 		acceptRA, forwarding string
 		want                 bool
-	}{{"0", "0", false}, {"1", "0", true}, {"1", "1", false}, {"2", "1", true}, {"0", "1", false}} {
+	}{{"0", "0", false}, {"1", "0", true}, {"1", "1", false}, {"2", "1", true}, {"0", "1", false}, {"1", "2", false}} {
 		if got := takesRoutes(tt.acceptRA, tt.forwarding); got != tt.want {
 			t.Errorf("accept_ra %s, forwarding %s: got %v, want %v", tt.acceptRA, tt.forwarding, got, tt.want)
 		}

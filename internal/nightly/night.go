@@ -147,8 +147,8 @@ func lastLine(file string) string {
 	}
 	k, _ := io.ReadFull(f, b)
 	lines := bytes.Split(bytes.TrimSpace(b[:k]), []byte("\n"))
-	last := strings.TrimSpace(strings.ToValidUTF8(string(lines[len(lines)-1]), "?"))
-	return last[:min(len(last), maxLast)]
+	last := strings.TrimSpace(string(lines[len(lines)-1]))
+	return strings.ToValidUTF8(last[:min(len(last), maxLast)], "?")
 }
 
 // table lists the result of every step, and reports whether all are well.

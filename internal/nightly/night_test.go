@@ -125,3 +125,19 @@ func TestChoose(t *testing.T) {
 		}
 	}
 }
+
+// A line is cut to its octets, and not inside a character.
+func TestLastLine(t *testing.T) {
+	for _, tt := range []struct{ log, want string }{
+		{"one\n\ntwo\n\n", "two"},
+		{strings.Repeat("a", maxLast-1) + "é\n", strings.Repeat("a", maxLast-1) + "?"},
+		{"\xffx\n", "?x"},
+		{"", ""},
+	} {
+		file := filepath.Join(t.TempDir(), "log")
+		if err := os.WriteFile(file, []byte(tt.log), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		expect.Equal(t, lastLine(file), tt.want, "last line of %q", tt.log)
+	}
+}
