@@ -59,7 +59,7 @@ type collector struct{ a *Agent }
 // Describe sends nothing: which counters there are depends on the provider.
 func (c collector) Describe(chan<- *prometheus.Desc) {}
 
-// gauges maps the counters of parts that also go down to their names as metrics.
+// gauges holds the counters that can also fall, each with its metric name without the part.
 var gauges = map[string]string{
 	"tx_last_errno":      "last_send_errno",
 	"socket_recv_buffer": "socket_receive_buffer_bytes", "socket_recv_buffer_asked": "socket_receive_buffer_asked_bytes",

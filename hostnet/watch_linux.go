@@ -112,11 +112,11 @@ func (w *watcher) watch() {
 	}
 }
 
-// awaitKernel returns once the kernel has done what it has told of. The kernel tells that an IPv4
-// route, an address or a next-hop object goes, or that a device goes down, before it removes the
-// routes (fib_table_delete, __inet_del_ifa, __dev_notify_flags). A Lookup at once could be
-// answered with one of these routes. The kernel tells and removes under one lock, and a request
-// about a device waits for that lock.
+// awaitKernel waits until the kernel has finished the changes that it has notified us of. When an IPv4
+// route, an address or a next-hop object is deleted, or a device goes down, the kernel sends the
+// notification before it removes the routes (fib_table_delete, __inet_del_ifa, __dev_notify_flags). An
+// immediate Lookup could still return such a route. The kernel holds the RTNL lock over both steps, and
+// an RTM_GETLINK request waits for that lock.
 func (w *watcher) awaitKernel() {
 	if !w.early {
 		return

@@ -84,7 +84,7 @@ type Segment struct {
 	Payload []byte
 }
 
-// Tagged says whether the segment has an STag and offset to go to.
+// Tagged reports whether the segment is tagged: it names the STag and offset where its payload goes.
 func (s *Segment) Tagged() bool { return s.Opcode.tagged() }
 
 // AppendHeader appends the DDP and RDMAP headers. The payload follows them.

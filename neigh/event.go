@@ -58,9 +58,11 @@ type Forget struct{ IP netip.Addr }
 // of date, because a REJ 8 named another UD QPN, or its host is not allowed any more.
 type ForgetLink struct{ LinkAddr encap.LinkAddr }
 
-// SetHints replaces the hints. A hint is the link-layer address at which an IP address is said to
-// be. The first query for the IP address goes there, and the next to everybody. A hint only says
-// where to ask; it is never taken for an answer. The map must not change afterwards.
+// SetHints replaces the hints. A hint is the link-layer address that the list of members gives
+// for an IP address. The Table sends the first query for an unknown neighbour there, and all
+// later ones to the broadcast group. The last probe of a known neighbour goes there too. A hint
+// only says where to ask and never counts as an answer. The caller must not change the map
+// afterwards.
 type SetHints struct {
 	Hints map[netip.Addr]encap.LinkAddr
 }

@@ -163,9 +163,10 @@ func (h *Header) HasHandle(handle uint32) (has bool) {
 // HasChunks says whether the header has any chunk.
 func (h *Header) HasChunks() bool { return len(h.Reads) > 0 || len(h.Writes) > 0 || h.Reply != nil }
 
-// MessageDirection returns the direction of a message with that header and payload. A version one
-// header does not have it: there the payload's msg_type tells. If there is no payload the chunks
-// tell, as only a call has a Read list. ok is false if nothing tells.
+// MessageDirection returns the direction of a message with this header and payload. An ERROR is
+// always a reply. A version two header has a direction field. In version one the payload's msg_type
+// gives the direction. A version one NOMSG has no payload: with a Read list it is a call, with only a
+// Reply chunk it is a reply. ok is false if the direction cannot be determined.
 func (h *Header) MessageDirection(payload []byte) (d Direction, ok bool) {
 	switch {
 	case h.Proc == ProcERROR:

@@ -501,8 +501,8 @@ type QP interface {
 	QPN() ib.QPN
 	Transport() ib.Transport
 	State() QPState
-	// Modify moves the QP to attr.State: RESET, INIT, RTR, RTS in this order,
-	// ERR from anywhere. UD QPs take every step too. ErrState if out of order.
+	// Modify moves the QP to attr.State. Any state may go to RESET or ERR. Otherwise the order is
+	// RESET, INIT, RTR, RTS, for UD QPs too. Any other step returns ErrState.
 	Modify(attr QPAttr) error
 	// PostSend posts wrs in order and returns how many were taken; the error is
 	// nil only if all were, ErrQueueFull if room was lacking. In ERR the

@@ -153,8 +153,8 @@ func (b *build) archive(path string, all blobs, index []byte) error {
 	return os.WriteFile(path, out.Bytes(), 0o644)
 }
 
-// inImage says whether a file of the packages is also in the image: the program and
-// what licences ask for.
+// inImage reports whether the image also has this file of the packages. It has the programs, the
+// licence texts, the copyright file and the SPDX bill of materials.
 func inImage(to string) bool {
 	for _, p := range []string{"/usr/bin/", "/usr/lib/cni/", "/usr/share/doc/ipoibcm/licenses/",
 		"/usr/share/doc/ipoibcm/copyright", "/usr/share/doc/ipoibcm/ipoibcm.spdx.json"} {

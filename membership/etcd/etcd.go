@@ -37,8 +37,9 @@ const (
 	// gather is how long changes are collected before they make a list: on a large link they come by
 	// the hundred.
 	gather = 20 * time.Millisecond
-	// signsPerLease is how many times in the time of a lease the lease is renewed, and the watch is
-	// asked for a sign of life. If none comes within the whole time, the list is read again.
+	// signsPerLease is how often per lease time we renew the lease and ask the watch for its
+	// progress. If the watch stays silent for a whole lease time, we connect again and read the list
+	// anew.
 	signsPerLease = 3
 
 	// maxAnswer bounds an answer of the cluster in octets: twice what MaxMembers records of the largest

@@ -65,8 +65,8 @@ const (
 	mldV2Report  = 143
 )
 
-// IsReport reports whether pkt looks like a membership report, at the cost of a
-// few octets: what it holds goes to [AppendChanges] as well as on its way.
+// IsReport reports whether pkt looks like a membership report. It reads only a few octets. The caller
+// passes such a packet to [AppendChanges] and still sends it on.
 func IsReport(pkt []byte) bool {
 	switch Version(pkt) {
 	case 4:
