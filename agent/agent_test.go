@@ -24,7 +24,7 @@ import (
 	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
-	"ipoibcm/wire/ip"
+	"ipoibcm/wire/ip/iptest"
 )
 
 // A stubProvider is a port and a tap; nothing can be sent through it.
@@ -85,7 +85,7 @@ func newAgentOf(t testing.TB, set func(*ipoib.Options)) (*Agent, *stubProvider) 
 	for _, ev := range slices.Concat(k.Start(), k.AddAddr(netip.MustParsePrefix("10.0.0.1/24")), k.Up(true)) {
 		evs = append(evs, ipoib.FIBEvent{Event: ev})
 	}
-	echo, err := ip.Echo{Src: netip.MustParseAddr("10.0.0.1"), Dst: netip.MustParseAddr("10.0.0.7")}.AppendBinary(nil)
+	echo, err := iptest.Echo{Src: netip.MustParseAddr("10.0.0.1"), Dst: netip.MustParseAddr("10.0.0.7")}.AppendBinary(nil)
 	if err != nil {
 		t.Fatal(err)
 	}

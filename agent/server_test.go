@@ -18,6 +18,7 @@ import (
 	"ipoibcm/control"
 	"ipoibcm/internal/expect"
 	"ipoibcm/wire/pcapng"
+	"ipoibcm/wire/pcapng/pcapngtest"
 )
 
 // A served agent answers on a UNIX socket until the test ends.
@@ -285,7 +286,7 @@ func TestCaptureStream(t *testing.T) {
 	for {
 		n, err := resp.Body.Read(buf)
 		b = append(b, buf[:n]...)
-		if c, perr := pcapng.Read(b); perr == nil && len(c.Packets) == 2 {
+		if c, perr := pcapngtest.Read(b); perr == nil && len(c.Packets) == 2 {
 			for i, p := range c.Packets {
 				expect.Equal(t, p.Out, i == 0, "packet %d: Out", i)
 				expect.MustEqual(t, len(p.Data), 24, "packet %d: length of Data", i)

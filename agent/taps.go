@@ -135,7 +135,7 @@ func (t *taps) capture(ctx context.Context, w io.Writer, flush func(), name stri
 		select {
 		case p := <-c.ch:
 			c.taken(&p)
-			buf = pcapng.AppendCut(buf[:0], 0, p.at, p.out, p.ip, p.n, snap)
+			buf = pcapng.AppendPacket(buf[:0], 0, p.at, p.out, p.ip, p.n, snap)
 		case <-ctx.Done():
 			return nil
 		}

@@ -14,6 +14,7 @@ import (
 	"ipoibcm/internal/script"
 	"ipoibcm/rtnl"
 	"ipoibcm/wire/ip"
+	"ipoibcm/wire/ip/iptest"
 )
 
 // TestScripts runs testdata/*.txt against a model of the kernel, which answers at
@@ -232,7 +233,7 @@ func (b *bench) packet(w []string) ([]fib.Event, error) {
 	if dst.Is6() {
 		src = "fd00::1"
 	}
-	pkt, err := ip.Echo{Src: netip.MustParseAddr(src), Dst: dst}.AppendBinary(nil)
+	pkt, err := iptest.Echo{Src: netip.MustParseAddr(src), Dst: dst}.AppendBinary(nil)
 	if err != nil {
 		return nil, err
 	}

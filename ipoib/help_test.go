@@ -9,6 +9,7 @@ import (
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
+	"ipoibcm/wire/ip/iptest"
 	"ipoibcm/wire/mad"
 	"ipoibcm/wire/nd"
 )
@@ -16,7 +17,7 @@ import (
 func ip4(s string) netip.Addr { return netip.MustParseAddr(s) }
 
 func mustEcho(src, dst string, size int) []byte {
-	b, err := ip.Echo{Src: ip4(src), Dst: ip4(dst), Data: make([]byte, size)}.AppendBinary(nil)
+	b, err := iptest.Echo{Src: ip4(src), Dst: ip4(dst), Data: make([]byte, size)}.AppendBinary(nil)
 	if err != nil {
 		panic(err)
 	}

@@ -18,6 +18,7 @@ import (
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
+	"ipoibcm/wire/ip/iptest"
 	"ipoibcm/wire/mad"
 )
 
@@ -233,7 +234,7 @@ func TestNoIPv6(t *testing.T) {
 }
 
 func echo6() []byte {
-	b, _ := ip.Echo{Src: ip4("fd00::1"), Dst: ip4("fd00::2")}.AppendBinary(nil)
+	b, _ := iptest.Echo{Src: ip4("fd00::1"), Dst: ip4("fd00::2")}.AppendBinary(nil)
 	return b
 }
 

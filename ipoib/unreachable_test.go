@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"ipoibcm/wire/ip"
+	"ipoibcm/wire/ip/iptest"
 )
 
 // told counts the messages that tell n's kernel that dst is unreachable.
@@ -74,7 +75,7 @@ func TestUnreachableForwarded(t *testing.T) {
 	w.settle()
 	forward := func(src string, n int) {
 		for range n {
-			e := ip.Echo{Src: netip.MustParseAddr(src), Dst: netip.MustParseAddr("10.0.0.77"), ID: 1, Seq: 1}
+			e := iptest.Echo{Src: netip.MustParseAddr(src), Dst: netip.MustParseAddr("10.0.0.77"), ID: 1, Seq: 1}
 			b, err := e.AppendBinary(nil)
 			if err != nil {
 				t.Fatal(err)

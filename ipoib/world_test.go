@@ -20,6 +20,7 @@ import (
 	"ipoibcm/rtnl"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
+	"ipoibcm/wire/ip/iptest"
 	"ipoibcm/wire/mad"
 	"ipoibcm/wire/nd"
 )
@@ -510,7 +511,7 @@ func (n *node) echo(dst string, size int, df bool) []byte {
 	a := netip.MustParseAddr(dst)
 	src := n.source(a)
 	n.w.serial++
-	e := ip.Echo{Src: src, Dst: a, ID: uint16(n.w.serial >> 16), Seq: uint16(n.w.serial), DF: df}
+	e := iptest.Echo{Src: src, Dst: a, ID: uint16(n.w.serial >> 16), Seq: uint16(n.w.serial), DF: df}
 	head := 28
 	if a.Is6() {
 		head = 48

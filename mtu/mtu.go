@@ -10,7 +10,6 @@ package mtu
 
 import (
 	"fmt"
-	"math"
 
 	"ipoibcm/wire/encap"
 )
@@ -34,11 +33,6 @@ const (
 // IPMTU returns the IP MTU that a Receive MTU leaves, 0 if it leaves none.
 func IPMTU(receive uint32) int {
 	return int(max(headerLen, min(receive, MaxReceive)) - headerLen)
-}
-
-// ReceiveMTU returns the Receive MTU that an IP MTU needs.
-func ReceiveMTU(ip int) uint32 {
-	return min(uint32(min(uint64(max(ip, 0)), math.MaxInt32))+headerLen, MaxReceive)
 }
 
 // A RefusedError says that two Receive MTUs give an IP MTU below the minimum of a protocol on the

@@ -75,15 +75,6 @@ func (d Drop) String() string {
 	return "unknown"
 }
 
-// Drops lists every reason, in order.
-func Drops() []Drop {
-	ds := make([]Drop, numDrops)
-	for i := range ds {
-		ds[i] = Drop(i)
-	}
-	return ds
-}
-
 // Counters count since the Table was made.
 type Counters struct {
 	Queries      uint64 `name:"queries"`       // ARP requests and NS for resolution, to the broadcast-GID or by a hint

@@ -13,7 +13,7 @@ import (
 	"ipoibcm/internal/expect"
 	"ipoibcm/wire/arp"
 	"ipoibcm/wire/encap"
-	"ipoibcm/wire/ip"
+	"ipoibcm/wire/ip/iptest"
 	"ipoibcm/wire/nd"
 )
 
@@ -254,7 +254,7 @@ func TestResolveAhead(t *testing.T) {
 	if want := []netip.Addr{source}; !slices.Equal(asked, want) {
 		t.Fatalf("asked from %v, want %v", asked, want)
 	}
-	pkt, _ := ip.Echo{Src: source, Dst: target}.AppendBinary(nil)
+	pkt, _ := iptest.Echo{Src: source, Dst: target}.AppendBinary(nil)
 	if out := tab.Step(nil, t0, Resolve{IP: target, Packet: pkt}); len(out) != 0 {
 		t.Errorf("the packet that follows causes %v, want nothing", out)
 	}
@@ -293,14 +293,12 @@ func TestSource(t *testing.T) {
 }
 
 func TestStrings(t *testing.T) {
-	for _, d := range Drops() {
+	for d := range numDrops {
 		if d.String() == "" {
 			t.Errorf("drop %d has no name", d)
 		}
 	}
-	if len(Drops()) != int(numDrops) || Drop(200).String() != "unknown" {
-		t.Error("drops are not all listed")
-	}
+	expect.Equal(t, Drop(200).String(), "unknown", "Drop(200)")
 	for s := StateIncomplete; s <= StateFailed; s++ {
 		if s.String() == "NONE" {
 			t.Errorf("state %d has no name", s)

@@ -211,7 +211,7 @@ func (s *scene) do(f []string) (lines []string) {
 		return s.show()
 	case "drops":
 		n := s.tab.Counters()
-		for _, d := range Drops() {
+		for d := range numDrops {
 			if n.Drops[d] > 0 {
 				lines = append(lines, fmt.Sprintf("%s %d", d, n.Drops[d]))
 			}

@@ -345,7 +345,7 @@ func TestMonitorAndCapture(t *testing.T) {
 		Kind: "cm-sent", Peer: "fe80::b", Out: &out, Text: "REQ",
 		Fields: map[string]string{"ip": "10.0.0.2", "conn": "3"}}
 	line, _ := json.Marshal(event)
-	packets := pcapng.AppendPacket(pcapng.AppendHeader(nil, "test"), 0, time.Unix(1, 0), true, make([]byte, 60), 0)
+	packets := pcapng.AppendPacket(pcapng.AppendHeader(nil, "test"), 0, time.Unix(1, 0), true, make([]byte, 60), 60, 0)
 	cut := append(bytes.Clone(packets), packets[:9]...) // the agent was killed inside a block
 	socket := fakeAgent(t, map[string]any{control.PathEvents: append(line, '\n'), control.PathCapture: cut})
 

@@ -15,7 +15,7 @@ import (
 	"ipoibcm/verbs"
 	"ipoibcm/wire/arp"
 	"ipoibcm/wire/encap"
-	"ipoibcm/wire/ip"
+	"ipoibcm/wire/ip/iptest"
 	"ipoibcm/wire/mad"
 )
 
@@ -84,7 +84,7 @@ func meet(kind Kind, flags encap.Flags, tune func(*Options)) (*Peer, *bench) {
 
 // pkt is an IP packet to us.
 func pkt(size int) []byte {
-	e := ip.Echo{Src: hisAddr, Dst: usAddr, Data: make([]byte, size-28)}
+	e := iptest.Echo{Src: hisAddr, Dst: usAddr, Data: make([]byte, size-28)}
 	out, err := e.AppendBinary(nil)
 	if err != nil {
 		panic(err)

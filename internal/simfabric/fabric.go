@@ -22,7 +22,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
-	"ipoibcm/wire/roce"
+	"ipoibcm/wire/roce/rocetest"
 )
 
 // Options say how good the network is. The zero value is a perfect network, with 10
@@ -230,7 +230,7 @@ func (f *Fabric) transmit(from *Port, dst ib.GID, ip []byte) {
 // Inject carries an IP packet that no port has sent to the port with its
 // destination, whatever the packet's source is. Of the Options only Delay applies to it.
 func (f *Fabric) Inject(ip []byte) error {
-	h, _, err := roce.ParseIP(ip)
+	h, _, err := rocetest.ParseIP(ip)
 	if err != nil {
 		return err
 	}

@@ -11,6 +11,7 @@ import (
 	"ipoibcm/provider/softroce/engine"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/roce"
+	"ipoibcm/wire/roce/rocetest"
 )
 
 // Bounds of a port. Events and MADs beyond them are dropped and counted.
@@ -232,7 +233,7 @@ func header(attr *verbs.AHAttr, src, dst ib.QPN) roce.IPHeader {
 func (p *Port) send(h roce.IPHeader, covered []byte) {
 	ip := h.Append(make([]byte, 0, h.Len()+len(covered)+roce.ICRCLen), len(covered)+roce.ICRCLen)
 	ip = append(append(ip, covered...), 0, 0, 0, 0)
-	if err := roce.Seal(ip); err != nil {
+	if err := rocetest.Seal(ip); err != nil {
 		panic(err) // we made it
 	}
 	if p.tap != nil {
@@ -247,12 +248,12 @@ func gid(a netip.Addr) ib.GID { return ib.GIDFromAddr(a) }
 
 // input takes one IP packet from the network.
 func (p *Port) input(ip []byte) {
-	h, payload, err := roce.ParseIP(ip)
+	h, payload, err := rocetest.ParseIP(ip)
 	if err != nil {
 		p.count.badPacket++
 		return
 	}
-	if ok, err := roce.CheckIP(ip); !ok || err != nil {
+	if ok, err := rocetest.CheckIP(ip); !ok || err != nil {
 		p.count.badICRC++
 		return
 	}

@@ -9,6 +9,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/roce"
+	"ipoibcm/wire/roce/rocetest"
 )
 
 // TestShow has packets made of work requests and reads them again.
@@ -41,8 +42,8 @@ func TestShow(t *testing.T) {
 		var got []roce.Opcode
 		var whole []byte
 		tt.f.show(func(out bool, ip []byte) {
-			h, udp, err := roce.ParseIP(ip)
-			switch ok, bad := roce.CheckIP(ip); {
+			h, udp, err := rocetest.ParseIP(ip)
+			switch ok, bad := rocetest.CheckIP(ip); {
 			case err != nil:
 				t.Fatalf("%s: %v", tt.name, err)
 			case bad != nil:
@@ -76,7 +77,7 @@ func TestShow(t *testing.T) {
 	}
 	f := flow{transport: ib.RC, src: gid("10.0.0.1"), dst: gid("10.0.0.2"), peer: 5, pkey: 0xffff, hops: 64}
 	f.ack(func(_ bool, ip []byte) {
-		if ok, err := roce.CheckIP(ip); !ok || err != nil || binary.BigEndian.Uint16(ip[2:]) != uint16(len(ip)) {
+		if ok, err := rocetest.CheckIP(ip); !ok || err != nil || binary.BigEndian.Uint16(ip[2:]) != uint16(len(ip)) {
 			t.Errorf("acknowledgement: %v, %v\n%x", ok, err, ip)
 		}
 	}, true, 3, 4)

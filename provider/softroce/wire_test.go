@@ -22,6 +22,7 @@ import (
 	"ipoibcm/verbs"
 	"ipoibcm/wire/mad"
 	"ipoibcm/wire/roce"
+	"ipoibcm/wire/roce/rocetest"
 )
 
 // datagram brings e, a UD end, to RTS.
@@ -269,7 +270,7 @@ func TestTapShowsWholePackets(t *testing.T) {
 			var mu sync.Mutex
 			var out, in [][]byte
 			check := func(p []byte) []byte {
-				h, payload, err := roce.ParseIP(p)
+				h, payload, err := rocetest.ParseIP(p)
 				if err != nil {
 					t.Errorf("tap: %v in %x", err, p[:40])
 					return nil

@@ -95,7 +95,8 @@ var layers = []layered{
 // testOnly are packages that only tests and tools import, but for those below them that the
 // table has. They may import any package; no package of the table may import them.
 var testOnly = []string{"internal", "test", "verbs/verbstest", "tun/tuntest", "datapath/datapathtest",
-	"ipoib/ipoibtest", "fib/fibtest", "hostnet/hostnettest", "cm/cmtest", "neigh/neightest"}
+	"ipoib/ipoibtest", "fib/fibtest", "hostnet/hostnettest", "cm/cmtest", "neigh/neightest",
+	"wire/ip/iptest", "wire/pcapng/pcapngtest", "wire/roce/rocetest"}
 
 // banned are the imports that end purity. Packages below them count too.
 var banned = []string{"net", "os", "sync", "syscall", "golang.org/x/sys", "golang.org/x/net",

@@ -19,7 +19,7 @@ import (
 	"ipoibcm/sa"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
-	"ipoibcm/wire/ip"
+	"ipoibcm/wire/ip/iptest"
 	wire "ipoibcm/wire/sa"
 )
 
@@ -270,7 +270,7 @@ func (w *subnetWorld) sendUD(h *portHost, a ipoib.SendUD) {
 func (w *subnetWorld) ping(i int) { w.output(i, addr(1-i)) }
 
 func (w *subnetWorld) output(i int, dst netip.Addr) {
-	b, err := ip.Echo{Src: addr(i), Dst: dst, Data: make([]byte, 100)}.AppendBinary(nil)
+	b, err := iptest.Echo{Src: addr(i), Dst: dst, Data: make([]byte, 100)}.AppendBinary(nil)
 	if err != nil {
 		panic(err)
 	}

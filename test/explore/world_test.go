@@ -18,7 +18,7 @@ import (
 	"ipoibcm/verbs"
 	"ipoibcm/wire/arp"
 	"ipoibcm/wire/encap"
-	"ipoibcm/wire/ip"
+	"ipoibcm/wire/ip/iptest"
 	"ipoibcm/wire/mad"
 )
 
@@ -372,7 +372,7 @@ func (w *world) start(i int, heard bool) {
 func (w *world) packet(i, j int, tag byte, size int) ipoib.Event {
 	data := make([]byte, size)
 	data[0] = tag
-	b, err := ip.Echo{Src: addr(i), Dst: addr(j), Data: data}.AppendBinary(nil)
+	b, err := iptest.Echo{Src: addr(i), Dst: addr(j), Data: data}.AppendBinary(nil)
 	if err != nil {
 		panic(err)
 	}

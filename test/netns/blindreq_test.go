@@ -20,6 +20,7 @@ import (
 	"ipoibcm/serviceid"
 	"ipoibcm/wire/mad"
 	"ipoibcm/wire/roce"
+	"ipoibcm/wire/roce/rocetest"
 )
 
 // newUnmetLiar returns a liar to a victim that has not met the peer. It is the third host.
@@ -304,7 +305,7 @@ func cmIn(frame []byte) mad.Message {
 		return nil
 	}
 	var p roce.Packet
-	_, payload, err := roce.ParseIP(frame[etherLen:])
+	_, payload, err := rocetest.ParseIP(frame[etherLen:])
 	if err != nil || p.Parse(payload) != nil || p.BTH.DestQPN() != ib.QPNGSI {
 		return nil
 	}

@@ -22,7 +22,9 @@ import (
 	"ipoibcm/wire/mad"
 	"ipoibcm/wire/nd"
 	"ipoibcm/wire/pcapng"
+	"ipoibcm/wire/pcapng/pcapngtest"
 	"ipoibcm/wire/roce"
+	"ipoibcm/wire/roce/rocetest"
 )
 
 // A capture follows the packets of one agent, as ipoibcmd capture does.
@@ -97,18 +99,18 @@ func wholeBlocks(b []byte) []byte {
 
 // readFrames parses a capture file. Every packet in it has a right ICRC.
 func readFrames(file []byte) ([]frame, error) {
-	p, err := pcapng.Read(file)
+	p, err := pcapngtest.Read(file)
 	if err != nil {
 		return nil, err
 	}
 	var out []frame
 	for _, x := range p.Packets {
 		packet := x.Data[pcapng.EthernetLen:]
-		h, payload, err := roce.ParseIP(packet)
+		h, payload, err := rocetest.ParseIP(packet)
 		if err != nil {
 			return nil, err
 		}
-		if ok, err := roce.CheckIP(packet); !ok || err != nil {
+		if ok, err := rocetest.CheckIP(packet); !ok || err != nil {
 			return nil, fmt.Errorf("packet from %s to %s: ICRC is wrong (%v)", h.Src, h.Dst, err)
 		}
 		f := frame{out: x.Out, src: h.Src, dst: h.Dst}

@@ -13,6 +13,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/wire/ip"
 	"ipoibcm/wire/roce"
+	"ipoibcm/wire/roce/rocetest"
 )
 
 // With traffic_class every RoCEv2 packet of a host has it, whatever its transport and
@@ -52,7 +53,7 @@ func TestTrafficClass(t *testing.T) {
 				if n < etherLen {
 					continue
 				}
-				h, _, err := roce.ParseIP(frame[etherLen:n])
+				h, _, err := rocetest.ParseIP(frame[etherLen:n])
 				if err != nil {
 					continue // not RoCEv2
 				}
@@ -98,7 +99,7 @@ func TestTrafficClassReloaded(t *testing.T) {
 			if n < etherLen {
 				continue
 			}
-			h, rest, err := roce.ParseIP(frame[etherLen:n])
+			h, rest, err := rocetest.ParseIP(frame[etherLen:n])
 			if err != nil || h.Src != gid {
 				continue
 			}
@@ -201,7 +202,7 @@ func headersOf(s *segment, fd, octets int) (found []roce.IPHeader) {
 		if n < octets || n > octets+200 {
 			continue
 		}
-		if h, _, err := roce.ParseIP(frame[etherLen:n]); err == nil {
+		if h, _, err := rocetest.ParseIP(frame[etherLen:n]); err == nil {
 			found = append(found, h)
 		}
 	}

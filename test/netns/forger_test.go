@@ -21,6 +21,7 @@ import (
 	"ipoibcm/wire/mad"
 	"ipoibcm/wire/nd"
 	"ipoibcm/wire/roce"
+	"ipoibcm/wire/roce/rocetest"
 )
 
 // A forgery is a kind of packet that a forger sends, each from another source:
@@ -202,7 +203,7 @@ func sealed(r *rand.Rand, src, dst netip.Addr, covered []byte) []byte {
 	n := len(covered) + roce.ICRCLen
 	pkt := roce.IPHeader{Src: src, Dst: dst, HopLimit: 64, SrcPort: 0xc000 | uint16(r.Uint32N(1<<14))}.Append(nil, n)
 	pkt = append(append(pkt, covered...), make([]byte, roce.ICRCLen)...)
-	if err := roce.Seal(pkt); err != nil {
+	if err := rocetest.Seal(pkt); err != nil {
 		panic(err)
 	}
 	return pkt

@@ -15,6 +15,7 @@ import (
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/nd"
 	"ipoibcm/wire/roce"
+	"ipoibcm/wire/roce/rocetest"
 )
 
 // oracleForeign are the sources of packets to be forwarded, by family. The last
@@ -266,7 +267,7 @@ func (f *fabric) reply(to, own encap.LinkAddr, t encap.EtherType, m interface{ A
 		PSN: f.psn & 0xffffff})
 	roce.PutDETH(pkt[at+roce.BTHLen:], ib.QKeyIPoIB, own.QPN)
 	copy(pkt[at+roce.BTHLen+roce.DETHLen:], body)
-	if roce.Seal(pkt) == nil {
+	if rocetest.Seal(pkt) == nil {
 		_, _ = f.conn.WriteToUDPAddrPort(pkt[at:], netip.AddrPortFrom(dst.Addr(), roce.Port))
 	}
 }

@@ -16,7 +16,7 @@ import (
 	"ipoibcm/verbs"
 	"ipoibcm/wire/arp"
 	"ipoibcm/wire/encap"
-	"ipoibcm/wire/ip"
+	"ipoibcm/wire/ip/iptest"
 	"ipoibcm/wire/mad"
 )
 
@@ -205,7 +205,7 @@ func (c *crowd) packet(i, n int) ipoib.Event {
 }
 
 func (c *crowd) packetTo(dst netip.Addr, n int) ipoib.Event {
-	b, err := ip.Echo{Src: hubAddr.Addr(), Dst: dst, Data: make([]byte, n)}.AppendBinary(nil)
+	b, err := iptest.Echo{Src: hubAddr.Addr(), Dst: dst, Data: make([]byte, n)}.AppendBinary(nil)
 	if err != nil {
 		c.tb.Fatal(err)
 	}

@@ -16,6 +16,7 @@ import (
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/mad"
 	"ipoibcm/wire/roce"
+	"ipoibcm/wire/roce/rocetest"
 )
 
 // A blind attacker sends victim what peer might have sent. It knows both GIDs and sees
@@ -45,7 +46,7 @@ func (x *blind) send(covered []byte) {
 		SrcPort: 0xc000 | uint16(x.r.Uint32N(1<<14))}
 	ip := h.Append(nil, len(covered)+roce.ICRCLen)
 	ip = append(append(ip, covered...), 0, 0, 0, 0)
-	if err := roce.Seal(ip); err != nil {
+	if err := rocetest.Seal(ip); err != nil {
 		x.w.fatalf("seal: %v", err)
 	}
 	if err := x.w.f.Inject(ip); err != nil {
@@ -68,7 +69,7 @@ func (x *blind) hears(c ipoib.ConnInfo) (psn *ib.PSN, msn *uint32) {
 	x.victim.port.SetTap(func(out bool, ip []byte) {
 		x.victim.onWire(out, ip)
 		var p roce.Packet
-		_, b, err := roce.ParseIP(ip)
+		_, b, err := rocetest.ParseIP(ip)
 		switch {
 		case err != nil || p.Parse(b) != nil:
 		case out && p.BTH.DestQPN() == c.RemoteQPN && p.Op != roce.RCAck:
@@ -607,7 +608,7 @@ func asking(w *world) (*blind, ipoib.ConnInfo) {
 	a, b := w.host(config{}), w.host(config{})
 	w.f.Filter = func(from, _ *simfabric.Port, ip []byte) bool {
 		var p roce.Packet
-		_, payload, err := roce.ParseIP(ip)
+		_, payload, err := rocetest.ParseIP(ip)
 		return from != b.port || err != nil || p.Parse(payload) != nil || p.BTH.DestQPN() != ib.QPNGSI
 	}
 	a.send(b.addr4(), 100, true)

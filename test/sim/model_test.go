@@ -10,7 +10,7 @@ import (
 	"ipoibcm/ipoib"
 	"ipoibcm/neigh"
 	"ipoibcm/wire/encap"
-	"ipoibcm/wire/roce"
+	"ipoibcm/wire/roce/rocetest"
 )
 
 // This file is the reference model: what somebody who knows the configuration
@@ -90,7 +90,7 @@ func (h *host) checkFits(c *conn, pkt []byte) {
 // onWire looks at every packet that the provider of h sends or takes: multicast
 // is UD (4755-2.1-1), and the source is who sends it.
 func (h *host) onWire(sent bool, b []byte) {
-	hd, payload, err := roce.ParseIP(b)
+	hd, payload, err := rocetest.ParseIP(b)
 	if err != nil || !sent {
 		return
 	}

@@ -8,7 +8,7 @@ import (
 
 	"ipoibcm/ib"
 	"ipoibcm/verbs"
-	"ipoibcm/wire/roce"
+	"ipoibcm/wire/roce/rocetest"
 )
 
 func testPort(e *env) {
@@ -215,11 +215,11 @@ func testTap(e *env) {
 	mu.Lock()
 	for _, out := range []bool{false, true} {
 		for _, ip := range seen[out] {
-			h, _, err := roce.ParseIP(ip)
+			h, _, err := rocetest.ParseIP(ip)
 			if err != nil {
 				e.Fatalf("tap: %v\n%x", err, ip)
 			}
-			if ok, err := roce.CheckIP(ip); !ok || err != nil {
+			if ok, err := rocetest.CheckIP(ip); !ok || err != nil {
 				e.Errorf("tap: wrong ICRC (%v)\n%x", err, ip)
 			}
 			src, dst := e.A.Port().GIDs[0], e.B.Port().GIDs[0]

@@ -85,15 +85,6 @@ func (f *Fragmenter) copyOptions() error {
 	return nil
 }
 
-// Count returns how many fragments are still to come.
-func (f *Fragmenter) Count() (n int) {
-	for g := *f; g.More(); n++ {
-		g.off += g.next()
-		g.done = g.off == len(g.pkt.Payload())
-	}
-	return n
-}
-
 // More reports whether there is a fragment left.
 func (f *Fragmenter) More() bool { return len(f.pkt) > 0 && !f.done }
 

@@ -34,7 +34,6 @@ const (
 	icmp6TooBig      = 2
 	icmp6EchoRequest = 128
 	icmp6EchoReply   = 129
-	icmp6RA          = 134
 	icmp6Redirect    = 137
 )
 

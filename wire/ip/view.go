@@ -1,8 +1,7 @@
 // Package ip holds what the interface must know about the packets it carries:
 // views of IPv4 and IPv6 headers for the hot path, checksums, ICMP "too big"
-// messages, IPv4 fragments, IGMP and MLD reports, the MTU option of router
-// advertisements, echo messages, the addresses RFC 4391 derives from a GID, and
-// which fields of a packet may decide its next hop ([FlowOf]).
+// messages, IPv4 fragments, IGMP and MLD reports, the addresses RFC 4391 derives
+// from a GID, and which fields of a packet may decide its next hop ([FlowOf]).
 //
 // It is no IP stack: the kernel behind the TUN is. Reassembly, routing and
 // every other ICMP message are left to it.
@@ -104,9 +103,6 @@ func AsV4(b []byte) (V4, error) {
 // HeaderLen returns the length of the header with its options, in octets.
 func (p V4) HeaderLen() int { return int(p[0]&15) * 4 }
 
-// TotalLen returns the length of header and payload in octets.
-func (p V4) TotalLen() int { return int(binary.BigEndian.Uint16(p[2:])) }
-
 // ID returns the identification.
 func (p V4) ID() uint16 { return binary.BigEndian.Uint16(p[4:]) }
 
@@ -155,9 +151,6 @@ func AsV6(b []byte) (V6, error) {
 	}
 	return V6(b[:total:total]), nil
 }
-
-// TotalLen returns the length of header and payload in octets.
-func (p V6) TotalLen() int { return V6HeaderLen + int(binary.BigEndian.Uint16(p[4:])) }
 
 // NextHeader returns the type of the header that follows directly.
 func (p V6) NextHeader() uint8 { return p[6] }

@@ -3,14 +3,11 @@
 // opsawg draft). One section, nanosecond times, direction flags.
 //
 // The Ethernet addresses are not real: 02:49 and the last four octets of the IP
-// address, so that one host keeps one address. The reader is for tests: it
-// knows what the writer writes and no byte-swapped files.
+// address, so that one host keeps one address.
 package pcapng
 
 import (
 	"encoding/binary"
-	"fmt"
-	"io"
 	"time"
 )
 
@@ -25,7 +22,6 @@ const DefaultSnapLen = 262144
 const (
 	blockSHB = 0x0a0d0d0a // section header
 	blockIDB = 0x00000001 // interface description
-	blockISB = 0x00000005 // interface statistics
 	blockEPB = 0x00000006 // enhanced packet
 
 	byteOrderMagic = 0x1a2b3c4d
@@ -37,8 +33,6 @@ const (
 	optIDBDesc     = 3
 	optIDBTSResol  = 9
 	optEPBFlags    = 2
-	optISBIfRecv   = 4
-	optISBIfDrop   = 5
 	tsresolNanos   = 9
 	flagInbound    = 1
 	flagOutbound   = 2
@@ -85,17 +79,11 @@ func AppendInterface(b []byte, i Interface) []byte {
 	return endBlock(appendOption(b, optEnd, nil), start)
 }
 
-// AppendPacket appends the IP packet ip, seen at t on interface id, behind an
-// Ethernet header. out says that this host sent it. At most snapLen octets are
-// kept, zero meaning DefaultSnapLen. A packet that is neither IPv4 nor IPv6 is
-// kept with EtherType 0.
-func AppendPacket(b []byte, id uint32, t time.Time, out bool, ip []byte, snapLen int) []byte {
-	return AppendCut(b, id, t, out, ip, len(ip), snapLen)
-}
-
-// AppendCut is [AppendPacket] for a packet of n octets that begins with ip. ip holds
-// at least the IP header, and snapLen octets if the packet has so many.
-func AppendCut(b []byte, id uint32, t time.Time, out bool, ip []byte, n, snapLen int) []byte {
+// AppendPacket appends an IP packet of n octets that begins with ip, seen at t on interface id,
+// behind an Ethernet header. out says that this host sent it. At most snapLen octets are kept, zero
+// meaning DefaultSnapLen. ip holds at least the IP header, and snapLen octets if the packet has so
+// many. A packet that is neither IPv4 nor IPv6 is kept with EtherType 0.
+func AppendPacket(b []byte, id uint32, t time.Time, out bool, ip []byte, n, snapLen int) []byte {
 	orig := EthernetLen + n
 	kept := min(EthernetLen+len(ip), Interface{SnapLen: snapLen}.snapLen())
 	b, start := beginBlock(b, blockEPB)
@@ -115,64 +103,6 @@ func AppendCut(b []byte, id uint32, t time.Time, out bool, ip []byte, n, snapLen
 	}
 	b = appendOption(b, optEPBFlags, []byte{flags, 0, 0, 0})
 	return endBlock(appendOption(b, optEnd, nil), start)
-}
-
-// AppendStats appends interface statistics: how many packets the tap saw and how
-// many of them the capture lost, up to t.
-func AppendStats(b []byte, id uint32, t time.Time, seen, dropped uint64) []byte {
-	b, start := beginBlock(b, blockISB)
-	ns := uint64(t.UnixNano())
-	b = binary.LittleEndian.AppendUint32(b, id)
-	b = binary.LittleEndian.AppendUint32(b, uint32(ns>>32))
-	b = binary.LittleEndian.AppendUint32(b, uint32(ns))
-	b = appendOption(b, optISBIfRecv, binary.LittleEndian.AppendUint64(nil, seen))
-	b = appendOption(b, optISBIfDrop, binary.LittleEndian.AppendUint64(nil, dropped))
-	return endBlock(appendOption(b, optEnd, nil), start)
-}
-
-// A Writer writes one capture to an io.Writer, with one Write for the headers and
-// one for each block after them: a file is readable up to its last whole block at
-// any time. A Writer is not safe for concurrent use.
-type Writer struct {
-	w    io.Writer
-	snap []int // of each interface
-	buf  []byte
-}
-
-// NewWriter writes the section header and the interfaces to w.
-func NewWriter(w io.Writer, application string, ifs ...Interface) (*Writer, error) {
-	p := &Writer{w: w}
-	p.buf = AppendHeader(p.buf, application)
-	for _, i := range ifs {
-		p.buf = AppendInterface(p.buf, i)
-		p.snap = append(p.snap, i.snapLen())
-	}
-	return p, p.flush()
-}
-
-// Packet writes one packet, as [AppendPacket] does.
-func (p *Writer) Packet(id int, t time.Time, out bool, ip []byte) error {
-	if id < 0 || id >= len(p.snap) {
-		return fmt.Errorf("pcapng: no interface %d", id)
-	}
-	p.buf = AppendPacket(p.buf[:0], uint32(id), t, out, ip, p.snap[id])
-	return p.flush()
-}
-
-// Stats writes interface statistics, as [AppendStats] does.
-func (p *Writer) Stats(id int, t time.Time, seen, dropped uint64) error {
-	if id < 0 || id >= len(p.snap) {
-		return fmt.Errorf("pcapng: no interface %d", id)
-	}
-	p.buf = AppendStats(p.buf[:0], uint32(id), t, seen, dropped)
-	return p.flush()
-}
-
-func (p *Writer) flush() error {
-	if _, err := p.w.Write(p.buf); err != nil {
-		return fmt.Errorf("write capture: %w", err)
-	}
-	return nil
 }
 
 // beginBlock appends type and a place for the length.

@@ -185,9 +185,6 @@ type IETH []byte
 // RKey returns the R_Key to invalidate.
 func (h IETH) RKey() uint32 { return binary.BigEndian.Uint32(h) }
 
-// PutIETH writes rkey into b[:IETHLen].
-func PutIETH(b []byte, rkey uint32) { binary.BigEndian.PutUint32(b, rkey) }
-
 func u24(b []byte) uint32 { _ = b[2]; return uint32(b[0])<<16 | uint32(b[1])<<8 | uint32(b[2]) }
 
 func put24(b []byte, v uint32) {

@@ -90,8 +90,8 @@ func (f Flow) Start(srcPort uint16, n int, id uint16) ICRC {
 	return ICRC(^s)
 }
 
-// Sum returns the ICRC of a packet whose octets from BTH through pad are
-// covered, and which came or goes with the given source port and identification.
+// Sum returns the ICRC of a packet. covered is the packet from BTH through pad, srcPort its UDP source
+// port, and id its IPv4 identification, which IPv6 ignores.
 func (f Flow) Sum(srcPort uint16, covered []byte, id uint16) ICRC {
 	return f.Start(srcPort, len(covered)+ICRCLen, id).BTH(covered).Update(covered[BTHLen:])
 }

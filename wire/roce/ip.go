@@ -2,11 +2,9 @@ package roce
 
 import (
 	"encoding/binary"
-	"fmt"
 	"net/netip"
 
 	"ipoibcm/ib"
-	"ipoibcm/wire"
 )
 
 // An IPHeader is the IP and UDP headers in front of a BTH, in either family. A
@@ -94,136 +92,6 @@ func onesSum(b []byte) uint16 {
 		s = s&0xffff + s>>16
 	}
 	return uint16(s)
-}
-
-// ParseIP takes apart an IP packet that carries RoCEv2, as captures hold them:
-// header and UDP payload, BTH through ICRC. IPv4 options, IPv6 extension
-// headers and fragments are refused; octets behind the packet are ignored.
-func ParseIP(b []byte) (h IPHeader, payload []byte, err error) {
-	if len(b) < 1 {
-		return h, nil, &wire.ShortError{What: "IP header", Need: ipv4Len, Have: 0}
-	}
-	switch b[0] >> 4 {
-	case 4:
-		payload, err = h.parse4(b)
-	case 6:
-		payload, err = h.parse6(b)
-	default:
-		err = &wire.FieldError{What: "IP header", Field: "version", Value: uint64(b[0] >> 4)}
-	}
-	if err != nil {
-		return IPHeader{}, nil, err
-	}
-	return h, payload, nil
-}
-
-func (h *IPHeader) parse4(b []byte) ([]byte, error) {
-	if len(b) < ipv4Len+udpLen {
-		return nil, &wire.ShortError{What: "IPv4 and UDP headers", Need: ipv4Len + udpLen, Have: len(b)}
-	}
-	if b[0] != 0x45 {
-		return nil, &wire.FieldError{What: "IPv4 header", Field: "header length", Value: uint64(b[0] & 0x0f)}
-	}
-	frag := binary.BigEndian.Uint16(b[6:])
-	if frag&^ip4DF != 0 {
-		return nil, &wire.FieldError{What: "IPv4 header", Field: "fragment", Value: uint64(frag)}
-	}
-	if b[9] != protoUDP {
-		return nil, &wire.FieldError{What: "IPv4 header", Field: "protocol", Value: uint64(b[9])}
-	}
-	if onesSum(b[:ipv4Len]) != 0xffff {
-		return nil, &wire.FieldError{What: "IPv4 header", Field: "checksum", Value: uint64(binary.BigEndian.Uint16(b[10:]))}
-	}
-	h.TrafficClass, h.HopLimit = b[1], b[8]
-	h.ID, h.MayFragment = binary.BigEndian.Uint16(b[4:]), frag == 0
-	h.Src, h.Dst = netip.AddrFrom4([4]byte(b[12:16])), netip.AddrFrom4([4]byte(b[16:20]))
-	return h.parseUDP(b, ipv4Len, int(binary.BigEndian.Uint16(b[2:])))
-}
-
-func (h *IPHeader) parse6(b []byte) ([]byte, error) {
-	if len(b) < ipv6Len+udpLen {
-		return nil, &wire.ShortError{What: "IPv6 and UDP headers", Need: ipv6Len + udpLen, Have: len(b)}
-	}
-	if b[6] != protoUDP {
-		return nil, &wire.FieldError{What: "IPv6 header", Field: "next header", Value: uint64(b[6])}
-	}
-	v := binary.BigEndian.Uint32(b)
-	h.TrafficClass, h.FlowLabel, h.HopLimit = uint8(v>>20), v&0xfffff, b[7]
-	h.Src, h.Dst = netip.AddrFrom16([16]byte(b[8:24])), netip.AddrFrom16([16]byte(b[24:40]))
-	if h.Src.Is4In6() || h.Dst.Is4In6() {
-		// Never on a wire, where they are IPv4 packets; see IPHeader.
-		return nil, fmt.Errorf("IPv6 header: %v to %v are no IPv6 addresses", h.Src, h.Dst)
-	}
-	return h.parseUDP(b, ipv6Len, ipv6Len+int(binary.BigEndian.Uint16(b[4:])))
-}
-
-// parseUDP reads the UDP header at offset off of an IP packet of total octets.
-func (h *IPHeader) parseUDP(b []byte, off, total int) ([]byte, error) {
-	if len(b) < total {
-		return nil, &wire.ShortError{What: "IP packet", Need: total, Have: len(b)}
-	}
-	if p := binary.BigEndian.Uint16(b[off+2:]); p != Port {
-		return nil, &wire.FieldError{What: "UDP header", Field: "destination port", Value: uint64(p)}
-	}
-	n := int(binary.BigEndian.Uint16(b[off+4:]))
-	if n < udpLen || off+n != total {
-		return nil, &wire.FieldError{What: "UDP header", Field: "length", Value: uint64(n)}
-	}
-	h.SrcPort = binary.BigEndian.Uint16(b[off:])
-	return b[off+udpLen : total], nil
-}
-
-// Seal computes the ICRC of a whole IP packet and writes it into the last four
-// octets. It is for tests and synthesised captures; senders use a [Flow].
-func Seal(ip []byte) error {
-	c, payload, err := sumIP(ip)
-	if err != nil {
-		return err
-	}
-	c.Put(payload[len(payload)-ICRCLen:])
-	return nil
-}
-
-// CheckIP reports whether a whole IP packet has the right ICRC.
-func CheckIP(ip []byte) (bool, error) {
-	c, payload, err := sumIP(ip)
-	if err != nil {
-		return false, err
-	}
-	return binary.LittleEndian.Uint32(payload[len(payload)-ICRCLen:]) == uint32(c), nil
-}
-
-func sumIP(ip []byte) (ICRC, []byte, error) {
-	h, payload, err := ParseIP(ip)
-	if err != nil {
-		return 0, nil, err
-	}
-	if len(payload) < BTHLen+ICRCLen {
-		return 0, nil, &wire.ShortError{What: "RoCE packet", Need: BTHLen + ICRCLen, Have: len(payload)}
-	}
-	covered := payload[:len(payload)-ICRCLen]
-	if h.MayFragment {
-		return sumNoDF(ip, covered), payload, nil
-	}
-	return NewFlow(h.Src, h.Dst).Sum(h.SrcPort, covered, h.ID), payload, nil
-}
-
-// sumNoDF is the ICRC of an IPv4 packet with DF clear, which no [Flow] makes.
-func sumNoDF(ip, covered []byte) ICRC {
-	s := uint32(0xdebb20e3)
-	for i := 0; i < ipv4Len+udpLen; i += 4 {
-		v := binary.LittleEndian.Uint32(ip[i:])
-		switch i {
-		case 0:
-			v |= 0xff00 // TOS
-		case 8:
-			v |= 0xffff00ff // TTL, checksum
-		case ipv4Len + 4:
-			v |= 0xffff0000 // UDP checksum
-		}
-		s = step4(s, v)
-	}
-	return ICRC(^s).BTH(covered).Update(covered[BTHLen:])
 }
 
 // SourcePort returns the UDP source port of a flow, 0xc000 to 0xffff, by the

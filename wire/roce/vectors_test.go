@@ -14,6 +14,7 @@ import (
 	"ipoibcm/internal/expect"
 	"ipoibcm/internal/vector"
 	"ipoibcm/wire/roce"
+	"ipoibcm/wire/roce/rocetest"
 )
 
 var unhex = vector.Hex
@@ -127,7 +128,7 @@ func fields(h roce.BTH) roce.BTHFields {
 
 func mustParse(t testing.TB, ip []byte) (h roce.IPHeader, p roce.Packet) {
 	t.Helper()
-	h, payload, err := roce.ParseIP(ip)
+	h, payload, err := rocetest.ParseIP(ip)
 	if err == nil {
 		err = p.Parse(payload)
 	}
@@ -166,12 +167,16 @@ func TestVectorSegmentation(t *testing.T) {
 // BTH octet 4 and identification are not zero.
 func TestICRCVectors(t *testing.T) {
 	for name, ip := range vectors(t) {
-		if ok, err := roce.CheckIP(ip); err != nil || !ok {
+		if ok, err := rocetest.CheckIP(ip); err != nil || !ok {
 			t.Errorf("%s: ICRC right = %v, %v", name, ok, err)
+		}
+		h, p := mustParse(t, ip)
+		if id, ok := roce.NewFlow(h.Src, h.Dst).Verify(h.SrcPort, &p); !ok || id != h.ID {
+			t.Errorf("%s: identification %#x, %v; want %#x", name, id, ok, h.ID)
 		}
 		sealed := bytes.Clone(ip)
 		clear(sealed[len(sealed)-4:])
-		if err := roce.Seal(sealed); err != nil || !bytes.Equal(sealed, ip) {
+		if err := rocetest.Seal(sealed); err != nil || !bytes.Equal(sealed, ip) {
 			t.Errorf("%s: sealed %x (%v), want %x", name, sealed, err, ip)
 		}
 		// What routers may change is not covered.
@@ -183,7 +188,7 @@ func TestICRCVectors(t *testing.T) {
 		} else {
 			c[1], c[7] = c[1]^0x3f, c[7]-1
 		}
-		if ok, err := roce.CheckIP(c); err != nil || !ok {
+		if ok, err := rocetest.CheckIP(c); err != nil || !ok {
 			t.Errorf("%s: ICRC right = %v, %v after a hop", name, ok, err)
 		}
 	}
@@ -217,7 +222,7 @@ func TestCaptures(t *testing.T) {
 	for _, name := range names {
 		var n int
 		for _, ip := range readPcap(t, name) {
-			h, payload, err := roce.ParseIP(ip)
+			h, payload, err := rocetest.ParseIP(ip)
 			if err != nil {
 				continue // not RoCEv2
 			}
@@ -229,7 +234,7 @@ func TestCaptures(t *testing.T) {
 			n++
 			f := roce.NewFlow(h.Src, h.Dst)
 			if h.MayFragment {
-				if ok, err := roce.CheckIP(ip); !ok {
+				if ok, err := rocetest.CheckIP(ip); !ok {
 					t.Errorf("%s: wrong ICRC with DF clear (%v): %x", name, err, ip)
 				}
 			} else if id, ok := f.Verify(h.SrcPort, &p); !ok || id != h.ID {

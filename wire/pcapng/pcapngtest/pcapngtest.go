@@ -1,9 +1,32 @@
-package pcapng
+// Package pcapngtest reads captures that package pcapng wrote, for tests. It knows no other
+// captures, and no byte-swapped ones.
+package pcapngtest
 
 import (
 	"encoding/binary"
 	"fmt"
 	"time"
+
+	"ipoibcm/wire/pcapng"
+)
+
+// Block types and options (IETF opsawg draft).
+const (
+	blockSHB = 0x0a0d0d0a // section header
+	blockIDB = 0x00000001 // interface description
+	blockEPB = 0x00000006 // enhanced packet
+
+	byteOrderMagic = 0x1a2b3c4d
+	linkEthernet   = 1
+
+	optEnd         = 0
+	optSHBUserAppl = 4
+	optIDBName     = 2
+	optIDBDesc     = 3
+	optIDBTSResol  = 9
+	optEPBFlags    = 2
+	tsresolNanos   = 9
+	flagOutbound   = 2
 )
 
 // A Packet is one captured packet, as [Read] returns it.
@@ -17,13 +40,12 @@ type Packet struct {
 
 // A Capture is a whole file.
 type Capture struct {
-	Application   string
-	Interfaces    []Interface
-	Packets       []Packet
-	Seen, Dropped uint64 // from the last interface statistics in the file
+	Application string
+	Interfaces  []pcapng.Interface
+	Packets     []Packet
 }
 
-// Read reads a capture that [Writer] wrote: one section, little-endian,
+// Read reads a capture: one section, little-endian,
 // Ethernet. Blocks of other types are passed over; a file that ends inside a
 // block is an error.
 func Read(b []byte) (*Capture, error) {
@@ -55,7 +77,7 @@ func Read(b []byte) (*Capture, error) {
 
 // block reads the body of one block.
 func (c *Capture) block(typ uint32, b []byte) error {
-	fixed := map[uint32]int{blockSHB: 16, blockIDB: 8, blockEPB: 20, blockISB: 12}[typ]
+	fixed := map[uint32]int{blockSHB: 16, blockIDB: 8, blockEPB: 20}[typ]
 	if len(b) < fixed {
 		return short("block", fixed, len(b))
 	}
@@ -73,7 +95,7 @@ func (c *Capture) block(typ uint32, b []byte) error {
 		if l := binary.LittleEndian.Uint16(b); l != linkEthernet {
 			return bad("interface", "link type", uint64(l))
 		}
-		i, resol := Interface{SnapLen: int(binary.LittleEndian.Uint32(b[4:]))}, byte(6)
+		i, resol := pcapng.Interface{SnapLen: int(binary.LittleEndian.Uint32(b[4:]))}, byte(6)
 		err := eachOption(b[fixed:], func(code uint16, v []byte) {
 			switch {
 			case code == optIDBName:
@@ -110,15 +132,6 @@ func (c *Capture) block(typ uint32, b []byte) error {
 		})
 		c.Packets = append(c.Packets, p)
 		return err
-	case blockISB:
-		return eachOption(b[fixed:], func(code uint16, v []byte) {
-			switch {
-			case code == optISBIfRecv && len(v) == 8:
-				c.Seen = binary.LittleEndian.Uint64(v)
-			case code == optISBIfDrop && len(v) == 8:
-				c.Dropped = binary.LittleEndian.Uint64(v)
-			}
-		})
 	}
 	return nil
 }
