@@ -95,7 +95,7 @@ func (m *Machine) Step(dst []Action, now time.Time, ev Event) []Action {
 	case AddAddr:
 		dst = m.addAddr(dst, now, ev)
 	case DelAddr:
-		dst = m.delAddr(dst, now, ev.Prefix)
+		dst = m.delAddr(dst, ev.Prefix)
 	case Report:
 		for _, c := range ev.Changes {
 			dst = m.report(dst, now, c)
@@ -301,7 +301,7 @@ func (m *Machine) addAddr(dst []Action, now time.Time, ev AddAddr) []Action {
 	return dst
 }
 
-func (m *Machine) delAddr(dst []Action, now time.Time, p netip.Prefix) []Action {
+func (m *Machine) delAddr(dst []Action, p netip.Prefix) []Action {
 	bcast, known := m.addrs[p]
 	if !known {
 		return dst

@@ -102,7 +102,7 @@ func Enter(o Options) ([]Part, error) {
 			return nil, fmt.Errorf("go on as user %s: %w", o.User.Name, err)
 		}
 	}
-	if err := allThreads(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1, 0); err != nil {
+	if err := allThreads(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1); err != nil {
 		return nil, fmt.Errorf("set no_new_privs: %w", err)
 	}
 	file := Part{Name: "landlock", Detail: "switched off"}
@@ -181,10 +181,10 @@ func keepCapabilities() (restore func() error, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if allThreads(unix.SYS_PRCTL, unix.PR_SET_SECUREBITS, uintptr(bits)|noSetuidFixup, 0) == nil {
-		return func() error { return allThreads(unix.SYS_PRCTL, unix.PR_SET_SECUREBITS, uintptr(bits), 0) }, nil
+	if allThreads(unix.SYS_PRCTL, unix.PR_SET_SECUREBITS, uintptr(bits)|noSetuidFixup) == nil {
+		return func() error { return allThreads(unix.SYS_PRCTL, unix.PR_SET_SECUREBITS, uintptr(bits)) }, nil
 	}
-	return func() error { return nil }, allThreads(unix.SYS_PRCTL, unix.PR_SET_KEEPCAPS, 1, 0)
+	return func() error { return nil }, allThreads(unix.SYS_PRCTL, unix.PR_SET_KEEPCAPS, 1)
 }
 
 // keep returns the capabilities that the process goes on with.
@@ -196,9 +196,10 @@ func (o *Options) keep() uint64 {
 	return caps
 }
 
-// allThreads makes a system call on every thread.
-func allThreads(nr, a, b, c uintptr) error {
-	if _, _, errno := psx.Syscall6(nr, a, b, c, 0, 0, 0); errno != 0 {
+// allThreads makes a system call on every thread. The arguments behind b are zero, as prctl(2) demands:
+// with cgo psx.Syscall3 leaves them to chance.
+func allThreads(nr, a, b uintptr) error {
+	if _, _, errno := psx.Syscall6(nr, a, b, 0, 0, 0, 0); errno != 0 {
 		return errno
 	}
 	return nil

@@ -117,7 +117,7 @@ func setCapabilities(caps uint64) error {
 		{Effective: uint32(caps), Permitted: uint32(caps)},
 		{Effective: uint32(caps >> 32), Permitted: uint32(caps >> 32)},
 	}
-	err := allThreads(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&head)), uintptr(unsafe.Pointer(&data[0])), 0)
+	err := allThreads(unix.SYS_CAPSET, uintptr(unsafe.Pointer(&head)), uintptr(unsafe.Pointer(&data[0])))
 	if err != nil {
 		return fmt.Errorf("set capabilities: %w", err)
 	}

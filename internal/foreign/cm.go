@@ -180,7 +180,7 @@ func (p *Peer) RecvMAD(in *verbs.MAD) {
 	case mad.REQ:
 		p.recvREQ(in.Remote, m)
 	case mad.REP:
-		p.recvREP(in.Remote, m)
+		p.recvREP(m)
 	case mad.RTU:
 		if c := p.byIDs(m.RemoteCommID, m.LocalCommID); c != nil && !c.active {
 			p.established(c)
@@ -319,7 +319,7 @@ func (p *Peer) established(c *conn) {
 }
 
 // recvREP takes the answer to a REQ. Linux sends its first packets before the RTU.
-func (p *Peer) recvREP(from ib.GID, rep mad.REP) {
+func (p *Peer) recvREP(rep mad.REP) {
 	i := slices.IndexFunc(p.conns, func(c *conn) bool { return c.local == rep.RemoteCommID && c.active })
 	if i < 0 {
 		return

@@ -64,7 +64,7 @@ func (c *campaign) do(chosen []*mutant) {
 	if c.again > 0 {
 		fmt.Fprintf(c.out, "%d verdicts of this tree from %s\n", c.again, journal)
 	}
-	overlay, asleep, err := c.sleepers(t, asleep, slices.Sorted(maps.Keys(left)))
+	overlay, asleep, err := c.sleepers(t, asleep)
 	if err != nil {
 		for _, m := range chosen {
 			if !c.has(m) {
@@ -164,7 +164,7 @@ var refused = regexp.MustCompile(`mutant-(\d+)\.go:(.*)`)
 
 // sleepers writes the overlay of dormant mutants and returns the mutants that compile.
 // It settles the others as broken.
-func (c *campaign) sleepers(t *tree, ms []*mutant, pkgs []string) (overlay string, kept []*mutant, err error) {
+func (c *campaign) sleepers(t *tree, ms []*mutant) (overlay string, kept []*mutant, err error) {
 	for {
 		files, err := t.dormant(ms)
 		if err != nil {

@@ -1,7 +1,6 @@
 package softiwarp
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -45,10 +44,6 @@ func (e *RejectError) Error() string {
 	}
 	return s
 }
-
-// ErrStopped stands for the cause of a context that ended before a connection was settled,
-// if it has none.
-var ErrStopped = errors.New("softiwarp: stopped")
 
 // settling is one machine at work.
 type settling struct {
@@ -160,7 +155,7 @@ func (n *settling) failed(err error) {
 	switch {
 	case n.ctx.Err() != nil:
 		n.do(mpa.Fail{Detail: "stopped"})
-		n.err = cmp.Or(context.Cause(n.ctx), ErrStopped)
+		n.err = context.Cause(n.ctx)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		n.do(mpa.Wake{})
 	case errors.Is(err, io.EOF):
