@@ -52,7 +52,8 @@ func (q *QP) receiveFatal(psn ib.PSN, s roce.Syndrome, now time.Time) DropReason
 	return NoDrop
 }
 
-// restart begins the waits anew, so that the peer has all of its time again.
+// restart resets the number and the length of the waits, so that the peer has all of its
+// time again, and forgets that the NAK came once more. A wait that has begun goes on.
 func (c *challenge) restart(t *roundTrip) {
 	c.again, c.left, c.wait = false, challengeTries, challengeWait
 	if t.known {
@@ -86,8 +87,9 @@ func (q *QP) challengeDue(now time.Time) {
 	q.failAt(psn, status)
 }
 
-// answered notes that the peer lives: una is the oldest packet that it has not
-// acknowledged. If una is past the PSN of the NAK, the NAK was false.
+// answered notes that the peer is alive: una is the oldest packet that it has not
+// acknowledged. If una is past the PSN of the NAK, the NAK was false. Otherwise
+// answered resets the waits.
 func (q *QP) answered(una ib.PSN) {
 	c := &q.req.challenge
 	switch {
@@ -107,11 +109,11 @@ const msnTrust = 16
 const msnMask = 1<<24 - 1
 
 // counted reports whether the peer can have completed msn messages (IBA volume 1 section 9.7.7.1):
-// no fewer than it has acknowledged and no more than were posted. Whoever guesses QPN and PSN can
-// forge an ACK or NAK, which acknowledges all packets before it. If one of these was lost, the peer
-// would never get it. So the MSN is one thing more to guess. rxe has not always counted WRITEs:
-// once there was a request other than a SEND, the MSN says nothing. Neither does the MSN of a peer
-// that counts in another way.
+// no fewer than it has acknowledged and no more than were posted. As long as the MSN is not trusted
+// it returns true. Whoever guesses QPN and PSN can forge an ACK or NAK, which acknowledges all packets
+// before it; a packet that was lost would then never be sent again. With the check the forger has to
+// guess the MSN as well. rxe has not always counted WRITEs: once a request other than a SEND is posted,
+// the MSN is never trusted again. Nor is that of a peer that counts in another way.
 func (q *QP) counted(msn uint32) bool {
 	r := &q.req
 	return r.msnRight < msnTrust || (msn-(q.sq.head-r.first))&msnMask <= q.sq.tail-q.sq.head

@@ -78,10 +78,11 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 	return NoDrop
 }
 
-// nakSequence sends again from psn, which the peer waits for. A READ before psn whose
-// responses were lost is asked for again too, see [QP.gap]. The peer may then get further
-// while una stands still, which costs no retry. gap is how many packets a peer of ours says
-// are missing, if it keeps what is behind them; else it is zero.
+// nakSequence handles a sequence NAK: the peer expects psn. gap is how many packets the NAK
+// asks for, if the peer keeps the packets behind them; zero asks for all from psn on. If una
+// is before psn, responses to a READ were lost, which is requested again too, see [QP.gap].
+// A NAK costs a retry if psn is una, or is that of the last NAK since una moved. So a peer
+// that gets further while the READ holds una back costs none.
 func (q *QP) nakSequence(psn ib.PSN, gap int) {
 	r := &q.req
 	if psn == r.una || r.nakSeen && psn == r.nakAt {
@@ -145,10 +146,10 @@ func (q *QP) lost(psn ib.PSN) {
 
 // flight returns how many packets may be in flight: the window, as long as none is lost.
 // After losses it is an eighth of the packets between two losses, so that at most a ninth
-// of what is sent is sent again for nothing. If more have got through since the last loss
-// than usual, these count instead. With a peer that keeps what is behind a lost packet it
-// is half of the packets between two losses: there is mostly one gap, which takes a round
-// trip to close. CE marks and a queue that has overflowed bound it too.
+// of the packets is sent again for nothing. If more packets than that were acknowledged
+// since the last loss, their number counts instead. With a peer that keeps the packets
+// behind a lost one it is half of the packets between two losses: there is mostly one gap,
+// which takes a round trip to close. CE marks and a queue that has overflowed bound it too.
 func (q *QP) flight() int {
 	n := q.lossFlight()
 	if allowed := q.req.ecn.allowed; allowed > 0 {
@@ -241,10 +242,10 @@ func (q *QP) advance(psn ib.PSN, now time.Time) {
 	}
 }
 
-// overtaken takes in an ACK of all before psn, which includes packets that were not sent
-// again yet. The ACK was late, and nothing may be lost. But if it answers a probe, the peer
-// has dealt with what was sent before the probe, and the rest is lost: the next probe comes
-// soon, if the peer says nothing more by itself.
+// overtaken handles an ACK of all before psn, if it covers packets that were still to be sent
+// again. Perhaps the ACK was only late, and nothing is lost. But if it answers a probe, it covers
+// all that the peer has received, and the packets from psn on that were sent before the probe are
+// lost. The next probe is then sent soon, unless the peer acknowledges more by itself.
 func (q *QP) overtaken(psn ib.PSN, now time.Time) {
 	r := &q.req
 	r.rtt.late(psn, r.next, now)
@@ -264,17 +265,17 @@ type probe struct {
 	at       time.Time     // zero: there was none
 	end      ib.PSN        // after the last packet sent before the probe
 	next     time.Duration // how long the next probe was to wait
-	answered bool          // it seems that the peer has dealt with all before end, and lacks some of it
+	answered bool          // an ACK seems to answer the probe: the peer lacks some packets before end
 }
 
-// told reports whether an ACK that comes now answers the probe.
+// told reports whether an ACK that arrives now is likely to answer the probe.
 func (p *probe) told(t *roundTrip, now time.Time) bool {
 	least, d := t.least(), now.Sub(p.at)
 	return !p.at.IsZero() && least > 0 && d >= least/2 && d <= 2*least+probeAnswer
 }
 
-// gap asks again for READ responses that were lost, once for each una. If they are lost
-// again, the timer asks.
+// gap sends again from una on, where READ responses were lost, once for each una. If they are
+// lost again, the ACK timer does so.
 func (q *QP) gap() {
 	r := &q.req
 	if r.gapSeen && r.gapAt == r.una {
@@ -397,9 +398,9 @@ func (q *QP) timeout() time.Duration {
 // probeAfter returns how long to wait for an ACK before a packet is sent again as a
 // probe, which does not count as a retry. So the loss of the last packets, of one sent
 // again, or of an ACK does not cost all of the timeout. The time is well above the
-// round trip, if that is known, and a quarter of the timeout at most. It is longer only
-// if the round trip is longer, or varies by as much, as it does where messages wait in
-// a queue.
+// round trip, if that is known, and as a rule at most a quarter of the timeout. It exceeds
+// that only where the round trip is as long itself, or varies as much, because messages
+// wait in a queue.
 func (q *QP) probeAfter() time.Duration {
 	d := q.timeout() / 4
 	if r := &q.req.rtt; r.known && d > MinProbe {
@@ -423,14 +424,14 @@ func (q *QP) setDeadline(now time.Time) {
 }
 
 const (
-	// tripGrows bounds one measurement: it counts as at most that many times what a round trip
-	// may take.
+	// tripGrows bounds one measurement: it counts as at most tripGrows times the mean plus four
+	// spreads, plus MinProbe.
 	tripGrows = 4
-	// lateTrips is how many ACKs in a row must come after a probe, and not for it, until
-	// the shortest of their trips counts as a measurement.
+	// lateTrips is how many ACKs in a row must arrive after a probe, but for packets that were
+	// not sent again, until the shortest of their trips counts as a measurement.
 	lateTrips = 4
-	// tripFalls is how many times shorter than the mean a measurement must be to count for
-	// half of the new mean: no queue runs dry like that all the time.
+	// A measurement that is tripFalls times shorter than the mean counts for half of the new
+	// mean: no queue empties so fast again and again.
 	tripFalls = 8
 )
 
@@ -486,10 +487,10 @@ func (t *roundTrip) doubt() {
 	}
 }
 
-// late takes in an ACK of all before una, of which only those before next were sent again.
-// The ACK was late, or the one before it was lost. Several in a row, without a measurement
-// between them, mean that a round trip takes longer than a probe waits, and would never be
-// measured. So the shortest of them counts.
+// late handles an ACK of all before una, when only the packets before next were sent again.
+// The ACK was late, or the one before it was lost. Several such ACKs in a row, without a
+// measurement between them, mean that a round trip takes longer than a probe waits. It would
+// never be measured, so the shortest of their trips counts.
 func (t *roundTrip) late(una, next ib.PSN, now time.Time) {
 	if !t.doubted || !t.doubtPSN.Before(una) {
 		return
@@ -515,7 +516,7 @@ func (t *roundTrip) least() time.Duration {
 	return min(t.leasts[0], t.leasts[1])
 }
 
-// keepLeast takes the round trip d into leasts.
+// keepLeast lowers the least round trip of this leastPeriod to d, or begins another period.
 func (t *roundTrip) keepLeast(d time.Duration, now time.Time) {
 	switch age := now.Sub(t.since); {
 	case t.leasts[0] == 0 || age > 2*leastPeriod:
@@ -526,7 +527,7 @@ func (t *roundTrip) keepLeast(d time.Duration, now time.Time) {
 	t.leasts[0] = min(t.leasts[0], d)
 }
 
-// end takes note of an ACK of all before una.
+// end ends the measurement if its packet is before una, up to which all is acknowledged now.
 func (t *roundTrip) end(una ib.PSN, now time.Time) {
 	if !t.pending || !t.psn.Before(una) {
 		return
@@ -543,8 +544,8 @@ func (t *roundTrip) take(d time.Duration, now time.Time) {
 		t.known, t.mean, t.spread = true, d, d/2
 		return
 	}
-	// A host that was away for once says nothing about the path; if it is the path that takes longer now, a few
-	// measurements in a row tell.
+	// One long measurement may only mean that a host was busy. If the path takes longer now, a
+	// few measurements in a row show it.
 	d = min(d, tripGrows*(t.mean+4*t.spread)+MinProbe)
 	if d < t.mean/tripFalls { // a host was away more than once
 		t.mean, t.spread = (t.mean+d)/2, t.spread/2

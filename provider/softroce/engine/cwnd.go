@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	// queueTrip is by how much at least a round trip exceeds the least one when a queue on
-	// the path has filled up.
+	// A queue on the path counts as full when the round trip exceeds the least one by
+	// queueTrip and by a quarter of the least one.
 	queueTrip = 200 * time.Microsecond
 	// keptOf is how many tenths of what was in flight stay in flight after a queue
 	// overflowed (RFC 9438 section 4.6).
@@ -20,15 +20,15 @@ const (
 	// below growSlowly grows by less, in proportion: a queue of few packets would overflow all the
 	// time.
 	growOctets, growSlowly = 4 << 10, 28 * growOctets
-	// growFaster is after how many round trips without a loss twice as much is added as at first.
+	// After growFaster round trips without a loss a round trip adds twice as much as the first.
 	growFaster = 16
 	// wholePart is one packet, in the unit of congestionWindow.part.
 	wholePart = 1 << 10
 )
 
-// A congestionWindow bounds what is in flight to a peer that keeps what arrives early, once a queue on the path
-// has overflowed: additive increase and multiplicative decrease, once for each round trip (RFC 5681).
-// The longer ago the last loss, the more is added (as in H-TCP, Leith and Shorten, 2004).
+// A congestionWindow bounds the packets in flight to a peer that keeps early packets, once a queue on
+// the path has overflowed: additive increase and multiplicative decrease, once for each round trip
+// (RFC 5681). The longer ago the last loss, the more is added (as in H-TCP, Leith and Shorten, 2004).
 type congestionWindow struct {
 	allowed int    // packets in flight; 0: not bounded
 	part    int    // of a further packet, in 1/wholePart
@@ -37,8 +37,8 @@ type congestionWindow struct {
 	rounds  int    // since the last loss
 }
 
-// congested takes in that psn was lost. It reports whether the reason is a queue that overflowed,
-// now or for another packet of the same window.
+// congested reports whether psn was lost because a queue overflowed, and then lowers the window. If
+// another packet of the same window was lost so before, it returns true without lowering it again.
 func (q *QP) congested(psn ib.PSN) bool {
 	r := &q.req
 	c := &r.cwnd
@@ -58,7 +58,7 @@ func (q *QP) congested(psn ib.PSN) bool {
 	return true
 }
 
-// cwndAcked takes in that n packets were acknowledged, all before una.
+// cwndAcked raises the window after an ACK of n packets, all before una.
 func (q *QP) cwndAcked(n int, una ib.PSN) {
 	r := &q.req
 	c := &r.cwnd

@@ -10,31 +10,33 @@ import (
 )
 
 const (
-	// earlyPackets and earlyOctets bound what one QP keeps of packets that arrive before
-	// others. A packet beyond that is dropped, and the peer sends it again.
+	// earlyPackets and earlyOctets bound what one QP keeps of packets that arrive early: how
+	// far ahead of the expected PSN a packet may be, and how many octets are kept. The QP
+	// drops a packet beyond these bounds, and the peer sends it again.
 	earlyPackets, earlyOctets = 4 << 10, 8 << 20
-	// patiencePackets and patienceTime are how many packets may overtake a packet,
-	// and for how long, until it counts as lost. TCP waits for three (RFC 5681
-	// section 3.2), but TCP does not lose all that is behind.
+	// A single missing packet counts as lost once patiencePackets have overtaken it, or
+	// patienceTime after the first of these. TCP waits for three (RFC 5681 section 3.2), but a
+	// NAK can make a peer send all later packets again. Several missing in a row count as lost
+	// at once.
 	patiencePackets, patienceTime = 8, 300 * time.Microsecond
-	// lateTime is how late a single packet may be that was overtaken. After that the
-	// packets that overtook it are taken for forged.
+	// lateTime is how late a single overtaken packet may arrive without the mark of a packet
+	// sent again. After that the packets that overtook it count as forged.
 	lateTime = 20 * time.Millisecond
-	// fewKept is up to how many kept packets between two gaps are sent again, so that the
-	// peer is told of both gaps at once: about what leaves in a short round trip.
+	// Two gaps with fewer than fewKept kept packets between them are reported to the peer as
+	// one. It sends those packets again too: about as many as leave in a short round trip.
 	fewKept = 12
-	// smallRing is how many slots stay at most when nothing is kept any more. nearRing is how
-	// many there may be for a single packet: if no more than these are lost in a row, the
-	// packet is told from a forgery far ahead. Beyond that there are at most sparseRing slots
-	// for each packet that is kept, and no packet is kept that needs more than half of them.
-	// So the slots of all queue pairs are bounded by the packets they keep.
+	// smallRing is how many slots are left at most when no packet is kept any more. A ring may
+	// grow to nearRing for a single packet; one that is farther ahead counts as a forgery.
+	// Beyond that there are at most sparseRing slots for each packet that is kept, and no packet
+	// is kept that needs more than half of them. So the packets that all queue pairs keep bound
+	// the slots that these have.
 	smallRing, nearRing = 64, 512
 	sparseRing          = 64
 )
 
-// An earlyBuffer keeps RC request packets that arrived before others, until those are
-// here. Whoever guesses the QPN, but not the PSN, can have a packet kept, so a kept
-// packet proves nothing. It is taken only if the peer itself says that there was a
+// An earlyBuffer keeps RC request packets that arrive early, until the missing packets before
+// them have arrived. Whoever guesses the QPN, but not the PSN, can have a packet kept, so a kept
+// packet proves nothing. It is taken only if the peer itself shows that there was a
 // gap: by a packet with the expected PSN that is marked as sent again. Without the
 // mark it is taken only after a gap of one packet, and for no longer than lateTime.
 // docs/adr/0023 has the rest.
@@ -45,10 +47,10 @@ type earlyBuffer struct {
 
 	single bool      // one packet is missing before those kept
 	beyond bool      // some were dropped, for which there was no room
-	since  time.Time // when the first of those kept came
+	since  time.Time // when the first of those kept arrived, or the gap before this one closed
 	behind int       // packets since then
-	told   ib.PSN    // end of the gap that the peer was told of
-	nakAt  time.Time // when to tell the peer of the gap; zero: it was told, or there is no gap
+	told   ib.PSN    // end of the gap for which a NAK was sent last
+	nakAt  time.Time // when to send a NAK for the gap; zero: it was sent, or there is no gap
 }
 
 // slot returns where psn is or would be.
@@ -110,7 +112,7 @@ func (e *earlyBuffer) grow(d int) {
 	}
 }
 
-// take returns the packet psn, which is kept no more; nil if it was not.
+// take removes the packet psn from those kept and returns it, nil if it is not among them.
 func (e *earlyBuffer) take(psn ib.PSN) []byte {
 	if !e.has(psn) {
 		return nil
@@ -132,7 +134,7 @@ func (e *earlyBuffer) gap(psn ib.PSN) int {
 
 // span returns how many packets from psn on are to be sent again, at most
 // roce.MaxReserved: those that are missing, and the few that are kept between two gaps.
-// Each gap that is told of by itself costs a round trip.
+// Each gap that has a NAK of its own costs a round trip.
 func (e *earlyBuffer) span(psn ib.PSN) int {
 	end := e.gap(psn)
 	for n, left := end, e.n; n < min(end+fewKept, roce.MaxReserved) && left > 0; n++ {
@@ -146,8 +148,8 @@ func (e *earlyBuffer) span(psn ib.PSN) int {
 	return min(end, roce.MaxReserved)
 }
 
-// samePacket reports whether two packets with one PSN say the same. Fields that may change
-// when a packet is sent again, and the congestion bits, do not count.
+// samePacket reports whether two packets with the same PSN have the same contents. Fields that
+// may change when a packet is sent again, and the congestion bits, do not count.
 func samePacket(a, b []byte) bool {
 	const resv8, ackReq, psn = 4, 8, 9
 	return len(a) == len(b) && bytes.Equal(a[:resv8], b[:resv8]) && bytes.Equal(a[resv8+1:ackReq], b[resv8+1:ackReq]) &&
@@ -194,7 +196,7 @@ func (q *QP) receiveEarly(pkt *roce.Packet, d int, now time.Time) DropReason {
 	return NoDrop
 }
 
-// nakGap asks for what is missing.
+// nakGap makes the NAK that asks for the missing packets.
 func (q *QP) nakGap() {
 	r := &q.rsp
 	e := &r.early
@@ -205,9 +207,9 @@ func (q *QP) nakGap() {
 	r.sendNAK(roce.NAKSequence, r.epsn)
 }
 
-// receiveKept takes the kept packets that follow the one just taken, if that one proves
-// them genuine. again says that it was marked as sent again, asked that a NAK had asked for
-// it.
+// receiveKept takes the kept packets that follow the packet just taken, if that packet proves
+// them genuine, and else drops them. again says that it was marked as sent again, and asked that
+// a NAK had asked for it.
 func (q *QP) receiveKept(again, asked bool, now time.Time) {
 	r := &q.rsp
 	e := &r.early
@@ -252,7 +254,8 @@ func (q *QP) receiveKept(again, asked bool, now time.Time) {
 	q.shrinkEarly()
 }
 
-// follows reports whether pkt can be what comes next.
+// follows reports whether pkt can be the next packet of the present message, or can begin one
+// if there is none.
 func (q *QP) follows(pkt *roce.Packet) bool {
 	switch {
 	case pkt.Op.IsSend():
@@ -270,8 +273,8 @@ func (q *QP) freeEarly(b []byte) {
 	}
 }
 
-// shrinkEarly lets go of a ring that is too large for the packets kept in it. These are
-// dropped, and come again.
+// shrinkEarly releases a ring that is too large for the packets kept in it. It drops these
+// packets, and the peer sends them again.
 func (q *QP) shrinkEarly() {
 	switch e := &q.rsp.early; {
 	case len(e.slots) <= smallRing:
@@ -295,8 +298,8 @@ func (q *QP) dropEarly() {
 	q.shrinkEarly()
 }
 
-// gapOf returns how many packets a NAK for psn says are missing. Zero means that the NAK
-// does not tell, and that all packets from psn on must be sent again.
+// gapOf returns how many packets from psn on a NAK for psn asks for. Zero means that the NAK
+// names no number, and that all packets from psn on must be sent again.
 func (q *QP) gapOf(s roce.Syndrome, psn ib.PSN) uint8 {
 	if e := &q.rsp.early; s == roce.NAKSequence && e.n > 0 {
 		return uint8(e.span(psn))

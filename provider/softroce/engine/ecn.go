@@ -24,9 +24,9 @@ const (
 	ce     = 3
 )
 
-// Flags of an ACK, in the reserved bits of the BTH, which everybody else sends as zero and
-// ignores (IBA volume 1, 9.2.4): this responder answers CE marks; since the last ACK a
-// request packet came ECN-capable; since then one came with a CE mark.
+// Flags of an ACK, in the reserved bits of the BTH, which other implementations send as zero
+// and ignore (IBA volume 1, 9.2.4). answersCE: this responder reports CE marks. heardECT: an
+// ECN-capable request packet has arrived since the last ACK. heardCE: so has one with a CE mark.
 const (
 	answersCE = 0x40
 	heardECT  = 0x20
@@ -37,12 +37,12 @@ const (
 	// cnpGap is the least time between two CNPs of a queue pair, as adapters have it
 	// (Zhu et al., SIGCOMM 2015, section 5).
 	cnpGap = 50 * time.Microsecond
-	// cnpRest is the least time between two reactions to CNPs: there is one in a round
-	// trip.
+	// cnpRest is the least time between two reactions to CNPs, unless the round trip is
+	// longer: there is one in a round trip at most.
 	cnpRest = time.Millisecond
-	// bleachedAfter is how many ACKs in a row must tell that ECN-capable packets
-	// arrived without the codepoint, to show that something on the path clears it (RFC
-	// 9000 section 13.4.2).
+	// After bleachedAfter ACKs in a row that report no ECN-capable packet, although all that
+	// left were ECN-capable, something on the path clears the codepoint (RFC 9000 section
+	// 13.4.2).
 	bleachedAfter = 10
 	// alphaOne is an alpha of 1, and alphaShift the g of 1/16 (RFC 8257 section 3.3).
 	alphaOne, alphaShift = 1 << 10, 4
@@ -58,12 +58,12 @@ type ecnResponder struct {
 	cnpAt           time.Time
 }
 
-// An ecnRequester reacts to what the peer says of marks, as DCTCP does (RFC 8257).
+// An ecnRequester reacts to the CE marks that the peer reports, as DCTCP does (RFC 8257).
 type ecnRequester struct {
-	peer     bool // it answers marks in its ACKs
+	peer     bool // it reports marks in its ACKs
 	begun    bool // since is valid
 	since    ib.PSN
-	silent   int  // ACKs in a row that tell of none of the ECN-capable packets
+	silent   int  // ACKs in a row that report no ECN-capable packet
 	bleached bool // the path clears ECT
 
 	alpha         int // the share of packets that are marked, smoothed from the first mark on
@@ -87,7 +87,7 @@ func (q *QP) SendsECT() bool {
 	return q.cfg.ECN == ECNAuto && q.cfg.Transport == ib.RC && e.peer && !e.bleached
 }
 
-// heard takes in the ECN codepoint of a packet that was expected and taken.
+// heard notes the ECN codepoint of a packet that was expected and taken.
 func (q *QP) heard(ecn uint8, now time.Time) {
 	e := &q.rsp.ecn
 	if ecn == notECT {
@@ -110,7 +110,7 @@ func (e *ecnResponder) marks(first bool) {
 	e.message, e.packet = e.packet || e.message && !first, false
 }
 
-// tells returns what an ACK says of marks, and begins anew.
+// tells returns the flags of an ACK, and clears those that count from the last ACK on.
 func (e *ecnResponder) tells() uint8 {
 	h := answersCE | e.heard
 	e.heard = 0
@@ -134,9 +134,10 @@ func (q *QP) nextCNP(p *Packet) bool {
 	return true
 }
 
-// receiveCNP takes a congestion notification packet. It has no PSN, so whoever guesses the
-// QPN can forge one: it counts only where packets leave ECN-capable to a peer that
-// does not tell of marks in its ACKs, once in a round trip, and leaves minFlight packets.
+// receiveCNP takes a congestion notification packet. It has no PSN, so whoever guesses the QPN can
+// forge one. It has an effect only on an RC QP whose packets leave ECN-capable, to a peer that
+// reports no marks in its ACKs, and at most once in a round trip. It leaves minFlight packets in
+// flight.
 func (q *QP) receiveCNP(from *Source, now time.Time) DropReason {
 	if q.cfg.Transport == ib.UD {
 		return DropOpcode
@@ -156,8 +157,8 @@ func (q *QP) receiveCNP(from *Source, now time.Time) DropReason {
 	return NoDrop
 }
 
-// reduce lowers the number of packets that may be in flight by half of alpha, from flight,
-// but not below least.
+// reduce lowers the number of packets that may be in flight: to flight, or to the present limit
+// if that is less, minus alpha/2 of it, but not below least.
 func (q *QP) reduce(flight, least int) {
 	r := &q.req
 	e := &r.ecn
@@ -170,8 +171,8 @@ func (q *QP) reduce(flight, least int) {
 	q.count.Reductions++
 }
 
-// ecnAcked takes in what an ACK says of marks. The ACK has acknowledged n packets of those
-// in flight, which were flight.
+// ecnAcked handles said, the flags of an ACK. The ACK has acknowledged n packets; flight is how
+// many were in flight before.
 func (q *QP) ecnAcked(said uint8, n, flight int) {
 	r := &q.req
 	e := &r.ecn

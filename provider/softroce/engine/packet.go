@@ -57,8 +57,8 @@ type Source struct {
 	ECN uint8
 }
 
-// A Sink takes what a QP has to tell. It is called from within the methods of
-// the QP, so with the lock held that guards the QP, and must not call back.
+// A Sink receives the completions and events of a QP. The methods of the QP call it,
+// with the lock held that guards the QP. It must not call the QP, nor keep wc.
 type Sink interface {
 	// SendDone and RecvDone deliver a completion to the send or receive CQ.
 	SendDone(wc *verbs.WC)
@@ -96,7 +96,7 @@ type RecvWQE struct {
 // A RecvQueue is where receive work requests come from. [RecvRing] is one; a
 // shared receive queue is a RecvRing behind a lock.
 type RecvQueue interface {
-	// Pop moves the oldest work request into w, whose SG storage it reuses. It
-	// returns false if there is none.
+	// Pop moves a work request into w, whose SG storage it reuses: the oldest one,
+	// but any one of a shared receive queue. It returns false if there is none.
 	Pop(w *RecvWQE) bool
 }

@@ -1,15 +1,16 @@
 // Package engine is one RoCEv2 queue pair as a pure machine: requester,
 // responder and completer of RC and UC, and UD.
 //
-// A [QP] is driven by whoever holds it: packets go into Receive, packets to be
-// sent come out of Output, completions go to the [Sink]. It reads no clock,
-// takes no lock and starts nothing; one lock per QP, held by the caller, is
-// enough. After a batch of Receive, PostSend or Wake calls, call Output until it
-// returns 0 and send what it gave; acknowledgements come out there too, one for
-// the whole batch. Deadline says when Wake is due.
+// A [QP] does nothing by itself. The caller hands received packets to Receive,
+// takes the packets to send from Output, and gets completions through the [Sink].
+// A QP reads no clock, takes no lock and starts no goroutine; the caller holds one
+// lock per QP. After a batch of Receive, PostSend or Wake calls, call Output until
+// it returns 0, and send the packets that it returns. Among them is one ACK for the
+// whole batch, unless the ACK waits ([Config.AckWithin]). Deadline returns when Wake
+// is due.
 //
-// No payload is copied on the way out, and one time on the way in. Nothing is
-// allocated per packet.
+// A payload is not copied on the way out. On the way in it is copied once, or twice
+// if its packet arrives early. Nothing is allocated per packet.
 //
 // Sources: IBA volume 1 chapter 9, as Linux's rdma_rxe does it. Left out: atomics,
 // end-to-end credits (we send 0x1F), SQD, migration. A READ longer than [ReadChunk]
@@ -38,24 +39,26 @@ const (
 	// retries a dead peer is known within a second, the first retransmission
 	// timeout of TCP (RFC 4755 section 7.1).
 	MaxBackoff = 128 * time.Millisecond
-	// MinProbe is the shortest time after which a packet is sent again without an
-	// answer.
+	// MinProbe is the shortest time without an ACK after which a packet is sent
+	// again as a probe.
 	MinProbe = 2 * time.Millisecond
-	// probeAnswer is how much longer than twice the least round trip the answer to a probe takes at most.
+	// probeAnswer bounds how late an ACK can answer a probe: twice the least round
+	// trip plus probeAnswer after it.
 	probeAnswer = time.Millisecond
-	// windowTrip is the round trip up to which Window is enough: with packets of 4096
-	// octets it makes 8 Gb/s.
+	// windowTrip is the longest round trip for which Window is enough. A Window of 256
+	// packets of 4096 octets makes 8 Gb/s then.
 	windowTrip = time.Millisecond
 	// minFlight is how many packets may be in flight however many are lost. lossMemory is
 	// how many windows without a loss make up for all losses before.
 	minFlight, lossMemory = 16, 8
-	// seldomLost is how many packets must have got through since the last NAK so that a probe
-	// counts as in vain when an ACK after it is for more than was sent again.
+	// seldomLost is how many packets must have been acknowledged since the last NAK for a
+	// lost packet before an ACK that comes after a probe, and covers packets that were not
+	// sent again, can show that the probe was in vain (see [QP.overtaken]).
 	seldomLost = 64
-	// rnrFlight is how many packets go out when the time of an RNR NAK is over.
+	// rnrFlight is how many packets are sent at most when the wait after an RNR NAK ends.
 	rnrFlight = 4
-	// minFlightOctets is the same in octets, if that is less, with a peer that keeps
-	// what is behind a lost packet: about a short queue.
+	// minFlightOctets takes the place of minFlight, if it is less, with a peer that keeps
+	// the packets behind a lost one: about as many octets as fill a short queue.
 	minFlightOctets = 32 << 10
 )
 
@@ -82,9 +85,9 @@ type Config struct {
 	// AckEvery is how many packets go out at most without asking for an
 	// acknowledgement. Zero means 16.
 	AckEvery int
-	// AckWithin is how many RC request packets make an ACK leave. With fewer the ACK
-	// waits: for a message that takes it along, or for [QP.UrgeAck]. Zero means that
-	// it does not wait.
+	// AckWithin is how many RC request packets have to arrive for an ACK to leave at
+	// once. With fewer it waits for a message with which it can leave in one call, or
+	// for [QP.UrgeAck]. Zero means that it does not wait.
 	AckWithin int
 	// ECN says which packets leave ECN-capable.
 	ECN ECNMode
@@ -136,8 +139,10 @@ func (q *QP) Path() *verbs.AHAttr { return &q.attr.Path }
 // Counters returns the counters; the caller reads them under the QP's lock.
 func (q *QP) Counters() *Counters { return &q.count }
 
-// Modify moves the QP to attr.State. Going to ERR completes everything
-// outstanding with WRFlushError. Going to RESET forgets it without completion.
+// Modify moves the QP to attr.State. Any state may go to RESET or ERR. Otherwise the
+// order is RESET, INIT, RTR, RTS; any other step returns ErrState. On the way to ERR
+// all outstanding work requests complete: UC and UD requests whose packets have all
+// left with Success, all others with WRFlushError. RESET drops them without completion.
 func (q *QP) Modify(attr *verbs.QPAttr, now time.Time) error {
 	switch attr.State {
 	case verbs.StateReset:
@@ -206,7 +211,8 @@ func (q *QP) PostSend(wrs []verbs.SendWR, now time.Time) (int, error) {
 	return len(wrs), nil
 }
 
-// checkSend returns the length of the message in octets.
+// checkSend returns the length of the message in octets, or ErrInvalid if q cannot
+// send wr.
 func (q *QP) checkSend(wr *verbs.SendWR) (int, error) {
 	if len(wr.SG) > q.cfg.MaxSendSGE {
 		return 0, verbs.ErrInvalid
@@ -254,8 +260,9 @@ func (q *QP) PostRecv(wrs []verbs.RecvWR) (int, error) {
 	return len(wrs), nil
 }
 
-// Receive takes one packet, whose ICRC was checked. It keeps neither pkt nor
-// from. What it returns is already counted.
+// Receive takes one packet, whose ICRC the caller has checked. It keeps neither pkt
+// nor from. It counts the packet by the reason that it returns. For a duplicate it
+// returns NoDrop.
 func (q *QP) Receive(pkt *roce.Packet, from *Source, now time.Time) DropReason {
 	r := q.receive(pkt, from, now)
 	if r == NoDrop {
@@ -270,7 +277,8 @@ func (q *QP) Receive(pkt *roce.Packet, from *Source, now time.Time) DropReason {
 	return r
 }
 
-// duplicate is what the parts below return for packets taken before.
+// duplicate is what receive and the functions that it calls return for a packet that
+// was taken before.
 const duplicate = NumDropReasons
 
 func (q *QP) receive(pkt *roce.Packet, from *Source, now time.Time) DropReason {
@@ -314,9 +322,9 @@ func (q *QP) receive(pkt *roce.Packet, from *Source, now time.Time) DropReason {
 	return DropOpcode // atomics
 }
 
-// Output fills pkts with packets to send now and returns how many. Zero means
-// that there is nothing to send until something else happens. Runs of packets of
-// one message have equal length but for its first and last.
+// Output fills pkts with packets to send now and returns how many. Zero means that
+// there is nothing to send before the next call of another method. All packets of a
+// message but the first and the last have the same length.
 func (q *QP) Output(pkts []Packet, now time.Time) int {
 	if q.cfg.Transport != ib.RC {
 		return q.outputUnreliable(pkts)
@@ -341,7 +349,7 @@ func (q *QP) Output(pkts []Packet, now time.Time) int {
 	return n
 }
 
-// Deadline says when Wake is due; zero means never.
+// Deadline returns when Wake is due; zero means never.
 func (q *QP) Deadline() time.Time {
 	d := q.req.ackDeadline
 	if q.req.challenge.on {
@@ -373,14 +381,14 @@ func (q *QP) Close() {
 	q.state, q.attr, q.mtu = verbs.StateReset, verbs.QPAttr{}, 0
 }
 
-// fail moves the QP to ERR after an error, and tells the Sink.
+// fail moves the QP to ERR after an error, and reports QPFatal with status to the Sink.
 func (q *QP) fail(status verbs.Status) {
 	q.enterError()
 	q.cfg.Sink.Event(verbs.Event{Kind: verbs.QPFatal, QPN: q.cfg.QPN, Status: status})
 }
 
-// enterError completes everything outstanding, oldest first. A NAK that tells
-// the peer why still goes out.
+// enterError moves the QP to ERR and completes all outstanding work requests: first
+// sends, then receives, each oldest first. A NAK that tells the peer why is still sent.
 func (q *QP) enterError() {
 	q.state, q.attr.State = verbs.StateError, verbs.StateError
 	if q.cfg.Transport != ib.RC {

@@ -60,9 +60,9 @@ func (r *responder) jobs(repeat bool) (n int) {
 	return n
 }
 
-// repeatRead takes a READ request from before the expected PSN. It is answered
-// again from memory; the requester asks again for what it has not got. Never
-// more than MaxDestRDAtomic of them wait.
+// repeatRead takes a READ request with a PSN before the expected one: the requester asks
+// again for responses that it has not received. The data are read from memory again. At
+// most MaxDestRDAtomic such requests wait, not counting those that a waiting READ covers.
 func (q *QP) repeatRead(pkt *roce.Packet) DropReason {
 	r := &q.rsp
 	j, ok := q.readJob(pkt)
@@ -96,10 +96,10 @@ func (q *QP) repeatRead(pkt *roce.Packet) DropReason {
 	return duplicate
 }
 
-// nextReadResponse puts the next packet of the oldest READ into p. It returns false if
-// the memory went away meanwhile: a repetition is then dropped, because its requester has
-// got the first answer and given the memory back. Otherwise the NAK that says so is pending,
-// and the state is ERR.
+// nextReadResponse puts the next packet of the oldest READ into p. It returns false if the
+// peer may not read the memory any more. A READ that is a repetition is then dropped: its
+// requester has received the first answer, and the memory was deregistered after that. For
+// any other READ a NAK is pending, and the QP is in ERR.
 func (q *QP) nextReadResponse(p *Packet) bool {
 	r := &q.rsp
 	j := &r.reads[0]

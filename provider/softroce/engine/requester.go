@@ -10,8 +10,8 @@ import (
 
 // A requester is the sending half of an RC or UC QP, and of UD.
 //
-// A request gets its PSNs when it is posted. una <= next <= highest <= post always holds in
-// the arithmetic of PSNs; a retransmission moves next back.
+// A request gets its PSNs when it is posted. On RC una <= next <= highest <= post always holds
+// in the arithmetic of PSNs; a retransmission moves next back. On UC and UD una does not move.
 type requester struct {
 	cur    uint32 // position of the work request that next belongs to
 	curPkt uint32 // packet within it
@@ -37,8 +37,8 @@ type requester struct {
 	backoff   uint8 // timeouts in a row
 	probing   bool  // the next expiry is a probe, not a timeout
 
-	probeAfter time.Duration // how long the peer may be silent, after waited, until the next probe
-	waited     time.Duration // silence before that, since the timer was armed
+	probeAfter time.Duration // from the last probe, or else from arming the timer, to the next probe
+	waited     time.Duration // from arming the timer to the last probe; 0: there was none since
 	probe      probe
 	rtt        roundTrip
 
@@ -53,20 +53,20 @@ type requester struct {
 	missing missing
 	cwnd    congestionWindow
 	ecn     ecnRequester
-	ours    bool // the peer knows sentAgain: it has told how long a gap is
+	ours    bool // the peer knows sentAgain: a NAK of it has given the length of a gap
 }
 
 // sentAgain marks a request packet that was sent before, in the reserved bits of the BTH.
-// It tells the peer that the packets it has kept from behind are genuine.
+// It shows the peer that the later packets that it has kept are genuine.
 const sentAgain = 1
 
-// A missing is the packets that the peer has said it lacks, while it keeps what is behind
-// them.
+// A missing is the range of packets that the last NAK asked for, if the peer keeps the packets
+// behind them.
 type missing struct {
 	next, end ib.PSN // still to be sent again
-	behind    ib.PSN // after the last packet in flight when the peer told
-	asked     bool   // the peer has told, and has not got all of it yet
-	keeps     bool   // with its last NAK the peer kept what was behind
+	behind    ib.PSN // after the last packet that had been sent when the NAK arrived
+	asked     bool   // a NAK has asked for packets, and not all of these are acknowledged
+	keeps     bool   // the last NAK gave the length of the gap: the peer kept what was behind
 }
 
 // forget stops sending again what the last NAK asked for.
@@ -78,7 +78,7 @@ func (r *requester) start(q *QP) {
 		retryLeft: q.attr.RetryCount, rnrLeft: q.attr.RNRRetry}
 }
 
-// Health says how the requester of an RC QP in RTS fares.
+// Health returns how the requester of an RC QP in RTS fares. For any other QP ok is false.
 func (q *QP) Health() (h verbs.Health, ok bool) {
 	if q.cfg.Transport != ib.RC || q.state != verbs.StateRTS {
 		return h, false
@@ -155,7 +155,7 @@ func (q *QP) nextRequest(p *Packet, now time.Time) bool {
 	return true
 }
 
-// advanceNext steps over n PSNs of w, which is at cur.
+// advanceNext moves next past n PSNs of w, the work request at cur.
 func (q *QP) advanceNext(w *sendWQE, n uint32) {
 	r := &q.req
 	r.next = r.next.Add(int(n))
@@ -169,7 +169,8 @@ func (q *QP) advanceNext(w *sendWQE, n uint32) {
 	q.count.PacketsOut++
 }
 
-// nextMissing puts the next packet into p that the peer lacks.
+// nextMissing puts into p the next packet that the peer lacks. It returns false if there is none.
+// If a READ is among them, it returns false too, and all from una on is sent again.
 func (q *QP) nextMissing(p *Packet) bool {
 	m := &q.req.missing
 	if m.next.Before(q.req.una) {
@@ -199,7 +200,7 @@ func (q *QP) nextMissing(p *Packet) bool {
 	return false
 }
 
-// markAgain says that p was sent before, to a peer that knows what it means.
+// markAgain marks p as sent before, if the peer knows the mark.
 func (q *QP) markAgain(p *Packet) {
 	if q.req.ours {
 		roce.BTH(p.Header[:]).SetReserved(sentAgain)
@@ -271,8 +272,8 @@ func (q *QP) putRead(p *Packet, w *sendWQE, n uint32) {
 	r.sinceAck = 0
 }
 
-// readsOut returns how many READ requests are sent and not wholly answered. It goes through
-// the send queue, so it is called for READs and fences only.
+// readsOut returns how many READ requests are sent and not wholly answered. It walks the send
+// queue, so it is called for READs and fences only.
 func (q *QP) readsOut() (n int) {
 	r := &q.req
 	for i := q.sq.head; i != q.sq.tail && i-q.sq.head <= r.cur-q.sq.head; i++ {
@@ -306,7 +307,7 @@ func (q *QP) seek(psn ib.PSN) {
 // goBack sends again from the oldest unacknowledged packet.
 func (q *QP) goBack() { q.seek(q.req.una) }
 
-// complete ends the oldest work request.
+// complete ends the oldest work request. A success that was not to be signaled has no completion.
 func (q *QP) complete(status verbs.Status) {
 	w := *q.sq.at(q.sq.head)
 	q.sq.pop()

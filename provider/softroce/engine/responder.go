@@ -34,9 +34,9 @@ type responder struct {
 
 	epsn    ib.PSN // expected
 	msn     uint32 // 24 bits
-	commEst bool   // CommEst was told
+	commEst bool   // CommEst was reported
 
-	waiting    bool // a NAK for epsn went out; nothing is said about packets ahead
+	waiting    bool // a NAK for epsn was made; packets ahead cause no other one
 	early      earlyBuffer
 	ackPending bool
 	unacked    int  // packets accepted since the last ACK or NAK
@@ -49,7 +49,8 @@ type responder struct {
 	reads []readJob // being answered, by PSN
 }
 
-// take makes sure that a receive work request is there to be filled.
+// take makes sure that r.wqe is a receive work request to fill. It returns false if
+// none is posted.
 func (r *responder) take() bool {
 	if !r.have && r.queue != nil {
 		r.have = r.queue.Pop(&r.wqe)
@@ -57,7 +58,7 @@ func (r *responder) take() bool {
 	return r.have
 }
 
-// sendNAK has s go out, once.
+// sendNAK makes Output send one NAK with s and psn.
 func (r *responder) sendNAK(s roce.Syndrome, psn ib.PSN) {
 	r.nakPending, r.nak, r.nakPSN, r.waiting = true, s, psn, true
 }
@@ -218,7 +219,8 @@ func (q *QP) receiveWrite(pkt *roce.Packet) DropReason {
 	return NoDrop
 }
 
-// lookup finds memory that the peer of this QP may use as access says.
+// lookup returns the n octets at va of the region with rkey. It returns false unless the
+// peer of this QP has all rights of access to them.
 func (q *QP) lookup(rkey uint32, va uint64, n int, access verbs.Access) ([]byte, bool) {
 	if q.cfg.Memory == nil || q.attr.Access&access != access {
 		return nil, false
@@ -227,7 +229,8 @@ func (q *QP) lookup(rkey uint32, va uint64, n int, access verbs.Access) ([]byte,
 	return b, ok && len(b) == n
 }
 
-// reach returns how many octets h names, if the peer may do all of access to them.
+// reach returns the number of octets that h names. ok reports whether the peer has all
+// rights of access to them.
 func (q *QP) reach(h roce.RETH, access verbs.Access) (n int, ok bool) {
 	switch {
 	case h.Length() == 0:
@@ -239,7 +242,8 @@ func (q *QP) reach(h roce.RETH, access verbs.Access) (n int, ok bool) {
 	return int(h.Length()), ok
 }
 
-// accept steps over one good RC packet.
+// accept counts one good RC packet as received: it advances the expected PSN, and at the
+// end of a message the MSN. If the packet asks for an ACK, one is pending then.
 func (q *QP) accept(pkt *roce.Packet) {
 	r := &q.rsp
 	r.epsn = r.epsn.Add(1)
@@ -280,9 +284,10 @@ func (q *QP) nextResponse(p *Packet) bool {
 	return true
 }
 
-// nextAck puts an ACK into p, if one is pending and may not wait any longer. It
-// comes after READ responses, whose order it must keep, and after requests: one
-// ACK answers all packets since the last one.
+// nextAck puts an ACK into p if one is pending, and if it may not wait any longer or
+// can leave in one call with the requests in before. Output sends it after READ
+// responses, so that the PSNs stay in order, and after requests. One ACK acknowledges
+// all packets since the last one.
 func (q *QP) nextAck(p *Packet, before []Packet) bool {
 	r := &q.rsp
 	if !r.ackPending || q.AckWaits() && !takesAlong(before) {
@@ -307,12 +312,12 @@ func (q *QP) AckWaits() bool {
 	return r.ackPending && !r.urged && r.unacked < q.cfg.AckWithin
 }
 
-// UrgeAck ends the wait of an ACK: the next [QP.Output] has it.
+// UrgeAck ends the wait of an ACK: the next [QP.Output] returns it.
 func (q *QP) UrgeAck() { q.rsp.urged = q.rsp.ackPending }
 
-// putAck makes an ACK or a NAK. The reserved bits of the BTH, which everybody else
-// ignores, hold the length of the gap in a NAK, and what is to be said of marks in an
-// ACK.
+// putAck makes an ACK or a NAK. Other implementations ignore the reserved bits of the
+// BTH. In a sequence NAK they hold the number of packets to send again (see gapOf), in
+// an ACK the flags about CE marks (see answersCE).
 func (q *QP) putAck(p *Packet, s roce.Syndrome, psn ib.PSN) {
 	roce.PutBTH(p.Header[:], roce.BTHFields{Opcode: roce.RCAck, PKey: q.attr.PKey, DestQPN: q.attr.DestQPN, PSN: psn})
 	said := q.gapOf(s, psn)

@@ -68,7 +68,7 @@ func (s *sendQueue) push(w *sendWQE, wr *verbs.SendWR) {
 	s.tail++
 }
 
-// pop removes the oldest work request and lets go of its buffers.
+// pop removes the oldest work request and the references to its buffers.
 func (s *sendQueue) pop() {
 	clear(s.sg(s.head))
 	if s.ud {
@@ -99,8 +99,8 @@ func (s *sendQueue) reset() {
 	*s = sendQueue{depth: s.depth, maxSGE: s.maxSGE, ud: s.ud}
 }
 
-// slice puts the n octets of sg that start at octet off into dst, and returns how many
-// slices they take.
+// slice sets dst to slices of the n octets of sg that start at octet off, without a copy.
+// It returns how many slices these are.
 func slice(dst *[MaxSGE][]byte, sg [][]byte, off, n int) (k uint8) {
 	for _, b := range sg {
 		if n == 0 {
@@ -118,7 +118,7 @@ func slice(dst *[MaxSGE][]byte, sg [][]byte, off, n int) (k uint8) {
 	return k
 }
 
-// scatter copies p to octet off of sg; it stops where sg ends.
+// scatter copies p into sg from octet off on; it stops where sg ends.
 func scatter(sg [][]byte, off int, p []byte) {
 	for _, b := range sg {
 		if off >= len(b) {
@@ -133,7 +133,7 @@ func scatter(sg [][]byte, off int, p []byte) {
 	}
 }
 
-// size returns the octets of sg.
+// size returns the number of octets in sg.
 func size(sg [][]byte) (n int) {
 	for _, b := range sg {
 		n += len(b)

@@ -8,9 +8,9 @@ import (
 	"ipoibcm/wire/roce"
 )
 
-// outputUnreliable is Output of UC and UD: what was posted goes out once. A
-// work request completes in the call after the one that gave out its last
-// packet, when that packet has left.
+// outputUnreliable is Output of UC and UD, which send each packet once. A work
+// request completes in the call after the one that returned its last packet, when
+// the caller has sent that packet.
 func (q *QP) outputUnreliable(pkts []Packet) int {
 	if q.state != verbs.StateRTS {
 		return 0
@@ -39,7 +39,7 @@ func (q *QP) completeSent() {
 	}
 }
 
-// receiveUC takes one UC packet (IBA volume 1 section 9.8). Whatever is wrong costs the message.
+// receiveUC takes one UC packet (IBA volume 1 section 9.8). Any error drops the whole message.
 func (q *QP) receiveUC(pkt *roce.Packet, ecn uint8, now time.Time) DropReason {
 	r := &q.rsp
 	r.ecn.packet = ecn == ce
