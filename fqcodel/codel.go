@@ -15,8 +15,9 @@ type codel struct {
 // remember is for how many intervals a flow's last count is used (the kernel's codel_dequeue).
 const remember = 16
 
-// control takes the next packet out of f, as CoDel says. mark says that the packet is to be
-// marked. ok is false if no packet is left. Packets that it drops are appended to dropped.
+// control takes the next packet out of f by the rules of CoDel. mark says that the caller has to
+// mark the packet. ok is false if no packet is left. control appends packets that it drops to
+// dropped.
 func (s *Scheduler) control(q *Queue, f *flow, rate, now int64, dropped []int32) (id int32, mark, ok bool, _ []int32) {
 	c := &f.codel
 	if f.head == 0 {
@@ -69,15 +70,15 @@ func (s *Scheduler) control(q *Queue, f *flow, rate, now int64, dropped []int32)
 	return id, false, true, dropped
 }
 
-// ownPackets is how many packets of the flow's largest size a flow's packet may wait for beyond
-// the target. TCP adds one packet to those in flight in about two round trips, and a loss takes
-// away three tenths (RFC 9438). So the room in the queue decides how often a loss comes, and which
-// share of long packets is sent again.
+// ownPackets bounds how long a packet may wait beyond the target: as long as that many packets of
+// its flow's largest size take to leave. TCP adds one packet to those in flight in about two round
+// trips, and a loss takes away three tenths (RFC 9438). So the length of the queue decides how often
+// a packet is lost, and which share of long packets TCP sends again.
 const ownPackets = 6
 
 // ownWait returns how much longer than the target packets of f may wait, in nanoseconds. On a slow
-// path each packet takes long to leave, at rate octets per second. The result is at most most (RFC
-// 8289 section 4.4; CAKE allows one and a half packets).
+// path each packet takes long to leave, at rate octets per second. The parameter most bounds the
+// result (RFC 8289 section 4.4; CAKE allows one and a half packets).
 func (f *flow) ownWait(rate, most int64) int64 {
 	if rate <= 0 {
 		return 0
@@ -86,9 +87,9 @@ func (f *flow) ownWait(rate, most int64) int64 {
 }
 
 // late reports whether packets of f have waited too long for an interval, now that p was taken
-// out. own is ownWait of f. If no more than one packet waits for q, the destination is slow, but
-// not behind. If nothing else of f waits, p waited for the turns of other flows, which no loss in
-// f makes shorter. Neither counts.
+// out. own is ownWait of f. Two cases do not count. If q holds no more octets than f's largest packet
+// has, the destination is slow, but not behind. If no other packet of f waits, p waited for the turns
+// of other flows, which no loss in f makes shorter.
 func (s *Scheduler) late(q *Queue, f *flow, p *packet, own, now int64) bool {
 	c := &f.codel
 	if now-p.since < s.target+own || f.packets == 0 || q.octets <= f.largest {

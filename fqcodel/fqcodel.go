@@ -3,9 +3,9 @@
 //
 // A [Scheduler] knows packets by their number and never looks into them. Each destination has a
 // [Queue], in which packets wait by flow. Flows take turns by deficit round robin, and a flow that
-// had nothing waiting goes first. When a packet leaves, CoDel (RFC 8289) looks how long it waited.
-// If packets wait too long for too long, CoDel has packets marked or dropped. The caller says what
-// time it is and when a destination can take more.
+// had nothing waiting has the first turn. When a packet leaves, CoDel (RFC 8289) checks how long it
+// waited. If packets wait longer than the target for an interval, CoDel marks or drops packets. The
+// caller passes the time, and calls Dequeue when a destination can take more.
 //
 // All destinations share the flows, as in the kernel's mac80211 (include/net/fq_impl.h): a
 // destination that has nothing waiting costs only its Queue. Flows are found in sets of eight. A
@@ -144,9 +144,9 @@ func (s *Scheduler) Enqueue(q *Queue, id int32, octets int, hash uint32, ecn boo
 	q.octets += octets
 }
 
-// flowOf returns the flow for q's packets with that hash. It is one of a set of flowWays: then so
-// few flows share one that a SYN hardly ever waits behind a stream (as in CAKE, Høiland-Jørgensen
-// et al., 2018).
+// flowOf returns the flow for q's packets with that hash: one of a set of flowWays, or q.own if the
+// set has no free flow or q.own has packets. With sets so few hashes share a flow that a SYN hardly
+// ever waits behind a stream (as in CAKE, Høiland-Jørgensen et al., 2018).
 func (s *Scheduler) flowOf(q *Queue, hash uint32) *flow {
 	n := min(flowWays, len(s.flows))
 	at := int(uint64(hash)*uint64(len(s.flows)/n)>>32) * n
@@ -183,10 +183,10 @@ func (s *Scheduler) pop(q *Queue, f *flow) (id int32, p *packet) {
 	return id, p
 }
 
-// Dequeue takes out the packet whose turn it is. mark says that it is to have a CE mark. Packets
-// that CoDel drops meanwhile are appended to dropped. ok is false if nothing is left. rate is how
-// many octets per second the destination takes, zero if that is not known. On a slow destination
-// the packets of a flow may wait for a few others of their own flow.
+// Dequeue takes out the packet whose turn it is. mark says that the caller has to give it a CE mark.
+// Dequeue appends packets that CoDel drops meanwhile to dropped. ok is false if nothing is left. rate
+// is how many octets per second the destination takes, zero if that is not known. For a slow
+// destination a packet may wait longer than the target, for a few others of its own flow.
 func (s *Scheduler) Dequeue(q *Queue, rate, now int64, dropped []int32) (id int32, mark, ok bool, _ []int32) {
 	for {
 		list := &q.fresh
@@ -216,9 +216,9 @@ func (s *Scheduler) Dequeue(q *Queue, rate, now int64, dropped []int32) (id int3
 	}
 }
 
-// DropFattest drops packets from the head of the flow that has most octets waiting. It stops when
-// they are at least n octets, or one more than half of the flow's packets. It appends them to
-// dropped.
+// DropFattest takes packets from the head of the flow of q that has most octets waiting, and appends
+// them to dropped. It stops when they have at least n octets in all, or are one more than half of the
+// flow's packets.
 func (s *Scheduler) DropFattest(q *Queue, n int, dropped []int32) []int32 {
 	var fattest *flow
 	for _, list := range []*flow{q.fresh.head, q.old.head} {

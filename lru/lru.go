@@ -1,5 +1,5 @@
 // Package lru has a list of values in the order of their use. The links are in the values, so that a list
-// costs no memory of its own and a value is taken out at once.
+// costs no memory of its own and a value is removed without a search.
 //
 // It is no cache: the owner of a list says which values are forgotten, and when.
 package lru
@@ -9,7 +9,7 @@ type Links[T any] struct{ older, newer *T }
 
 func (l *Links[T]) links() *Links[T] { return l }
 
-// Newer returns the value that was used next after this one, nil if there is none.
+// Newer returns the next newer value of the list, nil if this one was used last.
 func (l *Links[T]) Newer() *T { return l.newer }
 
 // A value is a pointer to a type with embedded Links.

@@ -1,9 +1,9 @@
-// Package pathmtu finds the largest packet that a path carries. It sends packets that the other
-// end answers, as RFC 8899 says for datagrams, and believes no message of a router.
+// Package pathmtu finds the largest packet that a path carries. It has the caller send packets that
+// the other end answers, as RFC 8899 specifies for datagrams, and believes no message of a router.
 //
-// A [Search] is pure: it says which sizes to send, and is told which were answered. It does not
-// know what a packet looks like or who is at the other end. If the other end does not answer even
-// the smallest size, it knows no probes: then the search says nothing about the path.
+// A [Search] is pure: it returns which sizes to send, and its caller reports which were answered. It
+// does not know what a packet looks like or who is at the other end. An end that does not answer even
+// the smallest size does not support probes: then the search learns nothing about the path.
 //
 // Sources: RFC 8899 sections 4.3 (black holes), 5.2 (states) and 5.3 (search with a table of
 // sizes). Missing: its timer of 15 s for one probe. Here each probe goes together with a smaller
@@ -24,12 +24,11 @@ const (
 	// answer a search gives up.
 	maxRounds = 10
 	maxSilent = 4
-	// A size counts as lost because of its size if it had no answer while the smallest size was
-	// answered in so many rounds: heardFirst in a search from nothing, heardAgain where the size in
-	// force is confirmed, heardRaise where a size above that in force is tried.
+	// A path counts as too narrow for a size if no probe of the size had an answer while the smallest
+	// size was answered in this many rounds: heardFirst in a search from nothing, heardAgain where the
+	// size in force is confirmed, heardRaise where sizes above that in force are tried.
 	heardFirst = 5
 	heardAgain = 6
-	// heardRaise is the same where more is tried than the path is known to carry.
 	heardRaise = 2
 
 	// confirmEvery is how long an answer proves the size in force, while there is traffic.
@@ -45,7 +44,7 @@ const (
 	silentFirst = 30 * time.Second
 )
 
-// A State says how far a search is, in the words of RFC 8899 section 5.2.
+// A State is how far a search is, in the terms of RFC 8899 section 5.2.
 type State uint8
 
 // States.
@@ -55,7 +54,7 @@ const (
 	Complete               // the size is known
 )
 
-// String prints the state in a word.
+// String returns the state in a word.
 func (s State) String() string {
 	return [...]string{"disabled", "searching", "complete"}[min(s, Complete)]
 }
@@ -93,7 +92,7 @@ type Search struct {
 }
 
 // New returns a search among sizes, which ascend and are not changed any more. Nothing is sent
-// before [Search.Start]. It panics if there are no sizes, or too many.
+// before [Search.Start]. It panics if there are no sizes, more than MaxSizes, or if they descend.
 func New(sizes []int) *Search {
 	if len(sizes) == 0 || len(sizes) > MaxSizes || !slices.IsSorted(sizes) {
 		panic("pathmtu: New with bad sizes") // our bug
@@ -117,7 +116,7 @@ func (s *Search) Since() time.Time { return s.lowered }
 func (s *Search) RaiseDue(now time.Time) bool { return s.Lowered() && !now.Before(s.again) }
 
 // Raise begins to try the sizes above that in force, up to the largest that can be sent, and
-// appends the first probes to dst.
+// appends the first probes to dst. id is as in [Search.Start].
 func (s *Search) Raise(dst []Probe, now time.Time, id uint64) []Probe {
 	return s.begin(dst, now, id, s.most, s.result, heardRaise)
 }
@@ -135,8 +134,8 @@ func (s *Search) Sizes() []int { return s.sizes }
 func (s *Search) Deadline() time.Time { return s.due }
 
 // IdleAt returns from when on the search need not be kept: it has lowered nothing, so a new search
-// would say the same, and nothing was sent for a while. There may be very many such searches. Zero
-// means never.
+// would begin with the same size in force, and nothing was sent for a while. There may be very many
+// such searches. Zero means never: the search is under way, or has lowered the size in force.
 func (s *Search) IdleAt() time.Time {
 	if s.state == Searching || s.Lowered() {
 		return time.Time{}
@@ -144,7 +143,7 @@ func (s *Search) IdleAt() time.Time {
 	return s.used.Add(idleAfter)
 }
 
-// Limit says that from now on no probe of more than n octets can be sent.
+// Limit bounds the probes from now on to n octets, the most that the caller can send.
 func (s *Search) Limit(n int) {
 	for s.most = len(s.sizes) - 1; s.most > 0 && s.sizes[s.most] > n; s.most-- {
 	}
@@ -163,9 +162,9 @@ func (s *Search) begin(dst []Probe, now time.Time, id uint64, target, best, need
 	return s.send(dst, now)
 }
 
-// send appends the probes of one round: the smallest size, which tells that the path carries
-// anything at all, and the target. Once the smallest has been answered, it also sends the sizes
-// between the best one and the target.
+// send appends the probes of one round: the smallest size, whose answer shows that the path carries
+// anything at all, and the target. Once the smallest has been answered, it adds the sizes between
+// the best one and the target.
 func (s *Search) send(dst []Probe, now time.Time) []Probe {
 	id, from := s.id|uint64(s.round), s.best+1
 	if s.heard == 0 {
@@ -180,7 +179,7 @@ func (s *Search) send(dst []Probe, now time.Time) []Probe {
 	return dst
 }
 
-// wait returns how long the answers of a round are waited for. Later answers count all the same.
+// wait returns how long a round waits for its answers. Later answers count all the same.
 func wait(round int) time.Duration {
 	return 100 * time.Millisecond << max(0, min(round-heardFirst, 2))
 }
@@ -212,7 +211,8 @@ func (s *Search) Answer(now time.Time, p Probe) (ours, changed bool) {
 	return true, changed
 }
 
-// complete ends the rounds.
+// complete ends the rounds. If a larger size than that in force was tried, the next try is due
+// after s.raiseAfter, which then doubles, up to raiseMost.
 func (s *Search) complete(now time.Time) {
 	s.state, s.due = Complete, time.Time{}
 	if s.target > s.result {
@@ -259,7 +259,7 @@ func (s *Search) Wake(dst []Probe, now time.Time) (probes []Probe, changed bool)
 	return s.send(dst, now), false
 }
 
-// Used says that packets have gone to the other end since the last call. It appends the probes
+// Used notes that packets have left for the other end since the last call. It appends the probes
 // that are due to dst: to confirm that the path carries the size in force, to try a larger one, or
 // to ask a silent end again. If it begins new rounds, their id is id.
 func (s *Search) Used(dst []Probe, now time.Time, id uint64) []Probe {

@@ -1,5 +1,5 @@
-// Package timerheap has a heap of values by when each is due. Each value knows its place in the heap, so
-// that it is moved and taken out without a search.
+// Package timerheap has a heap of values in the order in which they are due. Each value has its place in
+// the heap stored, so that it is moved and removed without a search.
 //
 // It has no clock: the owner of a heap says what time it is.
 package timerheap
@@ -18,12 +18,12 @@ func (s *Slot) Armed() bool { return s.pos != 0 }
 type value[T any] interface {
 	*T
 	slot() *Slot
-	// Before reports whether the value is due before o. It must also decide between values that are due
-	// at the same time, else these have no fixed order.
+	// Before reports whether the value is due before o. It should also decide between values that are due
+	// at the same time: else their order in the heap is not fixed.
 	Before(o *T) bool
 }
 
-// A Heap keeps the value that is due first at hand. The zero value is empty.
+// A Heap holds values and returns the one that is due first. The zero value is empty.
 type Heap[T any, P value[T]] struct{ h ordered[T, P] }
 
 // Len returns the number of values.

@@ -10,10 +10,10 @@ const (
 	maxDelayed = 64
 )
 
-// delayACK has the ACK of q wait until settle, when the batch that it came with is
-// handled. An answer that the user, or the kernel behind the TUN, gives to a message
-// then leaves before the ACK, and takes it along in one call if it is short. If
-// maxDelayed queue pairs wait already, the ACK leaves at once. The caller holds q.mu.
+// delayACK delays the ACK of q until settle, at the end of the turn. If the user, or the
+// kernel behind the TUN, answers a message before that, the ACK may leave behind the
+// answer in the same call (Output decides). If maxDelayed queue pairs wait already, the
+// ACK leaves at once. The caller holds q.mu.
 func (r *receiver) delayACK(q *qp, now time.Time) {
 	for _, o := range r.delayed {
 		if o == q {

@@ -12,8 +12,8 @@ const (
 	// wait because nobody sends a datagram again. Once they are that many, further packets
 	// are lost and counted.
 	backlogOctets = 256 << 10
-	// backlogTries is how often the first call of a backlog may find no room
-	// although the kernel said that there is some.
+	// backlogTries is how often in a row the first call of a backlog may find no room
+	// although the kernel reported some. The next time its packets are lost.
 	backlogTries = 16
 	// roomEvents is how many sockets with room goOn looks at in one call.
 	roomEvents = 16
@@ -25,8 +25,8 @@ const (
 //
 // The lock of the sender guards it.
 type backlog struct {
-	full   bool // the kernel had no room, and tells us when it has
-	tries  int  // how often the first call found no room although the kernel told of some
+	full   bool // the kernel had no room, and will report when it has
+	tries  int  // how often the first call found no room although the kernel reported some
 	octets int  // of all calls
 	calls  []pendingCall
 	qps    []*qp
@@ -77,7 +77,7 @@ func (s *sender) park(b *backlog, sc *scratch, p *path, n, size int) bool {
 	return true
 }
 
-// full has the kernel tell when the socket of b has room.
+// full marks b as full, and makes the kernel report when the socket of b has room.
 func (s *sender) full(b *backlog) {
 	fd, which := s.fd, int32(0)
 	if b != &s.backlog {
@@ -138,8 +138,8 @@ func (s *sender) drop(b *backlog) {
 	b.calls, b.octets = nil, 0
 }
 
-// drain sends the calls of b, and returns the queue pairs that may go on. If a call finds
-// no room again, it returns none.
+// drain sends the calls of b, and returns the queue pairs that may send again. If a call
+// finds no room again, it returns none.
 func (s *sender) drain(b *backlog) []*qp {
 	b.full = false
 	for len(b.calls) > 0 && !b.full {

@@ -15,8 +15,8 @@ const (
 	// connectAfter is how many calls in a row for one path show that its packets
 	// are worth a socket of their own.
 	connectAfter = 64
-	// connectAgain is how many calls a sender makes at least by its other socket before it
-	// replaces its connected socket: opening one takes as long as some ten calls.
+	// connectAgain is how many calls a sender makes at least by its unconnected socket before
+	// it replaces its connected socket: opening one takes as long as some ten calls.
 	connectAgain = 1024
 	// connectIdle is the time between two looks at a connected socket. If it was not used
 	// between them, it is closed.
@@ -41,12 +41,13 @@ type connector struct {
 	conn   *connectedSocket // nil: there is none
 	next   *path            // the path of the latest call
 	streak int              // calls for next in a row
-	calls  int              // calls by the other socket since the last attempt
+	calls  int              // calls by the unconnected socket since the last attempt
 	busy   bool             // connectFor runs, or is about to
 }
 
 // connectedFD returns the connected socket for p, -1 if there is none. It begins to open
-// one after connectAfter calls for p in a row. The caller holds s.mu.
+// one after connectAfter calls for p in a row. If another path has a connected socket, it
+// also waits for connectAgain calls. The caller holds s.mu.
 func (s *sender) connectedFD(p *path) (fd int) {
 	if s.conn != nil && s.conn.path == p {
 		s.conn.used = true
@@ -103,7 +104,8 @@ func (s *sender) connectFor(p *path) {
 	}
 }
 
-// look closes c if it was not used since the last look and nothing waits for it.
+// look closes c if it was not used since the last look and no packet waits for it. Else it
+// looks again after connectIdle.
 func (s *sender) look(c *connectedSocket) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

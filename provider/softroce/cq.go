@@ -17,7 +17,7 @@ type cq struct {
 	ring       []verbs.WC // length is a power of two
 	head, tail uint32     // count up for ever
 
-	pending atomic.Bool   // something was added since the user was last told
+	pending atomic.Bool   // something was added since the user was last notified
 	wake    chan struct{} // holds at most one
 	gone    chan struct{} // closed by Destroy
 
@@ -90,8 +90,9 @@ func (c *cq) Wait() error {
 // OnReady implements [verbs.CallbackCQ].
 func (c *cq) OnReady(f func()) { c.ready = f }
 
-// notify tells the user that completions were added. The caller holds no lock. direct says
-// that the caller is a goroutine of ours that may run the user's handler.
+// notify notifies the user if completions were added. The caller holds no lock. direct says
+// that the caller is a goroutine of ours that may run the user's handler. Otherwise, if the
+// thread is calling the user's step, the handler runs only when the step has ended.
 func (c *cq) notify(direct bool) {
 	if !c.pending.Load() {
 		return

@@ -1,14 +1,15 @@
 // Package softroce is RoCEv2 in pure Go: a verbs provider whose wire is UDP
 // port 4791 on any network device.
 //
-// It moves octets, sockets and goroutines; what a packet means is decided in
-// provider/softroce/engine, whose machines it drives. Its packets are those
-// that Linux rdma_rxe and hardware speak. Every received ICRC is checked.
+// It has the sockets, the goroutines and the memory. Package
+// provider/softroce/engine, whose queue pairs it drives, decides what a packet
+// means. Linux rdma_rxe and hardware use the same packets. Every received ICRC
+// is checked.
 //
-// A packet that arrives is handled on the goroutine that reads the socket, as
-// far as the user's handler ([verbs.CallbackCQ]); a packet that is posted leaves
-// on the poster's goroutine, or on the reader's when an acknowledgement makes
-// room. No payload is copied on its way out.
+// The goroutine that reads the socket handles a packet as far as the user's
+// handler ([verbs.CallbackCQ]). A posted packet leaves on the poster's goroutine,
+// or later on a reader's when the window or the socket has room, or on that of
+// the timers. A payload is copied on its way out only if the socket has no room.
 //
 // Sources: IBA annex A17, docs/adr/0003-verbs-contract.md, docs/adr/0004-roce-datagrams.md,
 // docs/adr/0019-groups-on-an-underlay.md and docs/adr/0029-congestion-marks.md,
@@ -109,8 +110,8 @@ type Device struct {
 
 var _ verbs.Provider = (*Device)(nil)
 
-// Open opens the underlay device. It waits while the address is tentative, and fails if no
-// address is usable.
+// Open opens the underlay device. It waits for a usable address, up to Options.AddressWait,
+// and fails if there is none then.
 func Open(opts Options) (*Device, error) {
 	if opts.GUID == 0 {
 		var b [8]byte
@@ -226,7 +227,7 @@ func (d *Device) Close() error {
 	return nil
 }
 
-// release ends the goroutines and gives back what open took.
+// release ends the goroutines and frees what open took.
 func (d *Device) release() {
 	if d.monitor != nil {
 		_ = d.monitor.nl.Close()
@@ -384,7 +385,7 @@ func (d *Device) matchPKey(k ib.PKey) bool {
 	return false
 }
 
-// notify has the handler of c run on the notifier's goroutine.
+// notify makes the notifier's goroutine run the handler of c.
 func (d *Device) notify(c *cq) {
 	d.notes.mu.Lock()
 	d.notes.list = append(d.notes.list, c)

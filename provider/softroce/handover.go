@@ -14,8 +14,8 @@ import (
 
 var _ verbs.Successor = (*Device)(nil)
 
-// A handover is how far a device is in taking sockets over from the process before, and in
-// leaving them to the next.
+// A handover is the state of a device that takes sockets over from the previous process, and
+// leaves its own to the next.
 type handover struct {
 	adopted bool // sockets were taken over: nothing is read before Begin
 	begin   sync.Once
@@ -135,7 +135,7 @@ func (r *receiver) suits(fd int) error {
 }
 
 // deviceOf returns an error if fd is bound to another device than the underlay, such
-// as one that had its name before. A kernel that does not tell the device passes.
+// as one that had its name before. If the kernel cannot report the device, it returns nil.
 func (r *receiver) deviceOf(fd int) error {
 	const optBindToIfindex = 62 // SO_BINDTOIFINDEX; Linux 5.0
 	index, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, optBindToIfindex)

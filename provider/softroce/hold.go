@@ -21,7 +21,8 @@ const (
 // holding counts the threads of this process that hold a P while they wait.
 var holding atomic.Int32
 
-// poll waits for fds, for at most limit if that is positive, or until a signal.
+// poll waits until one of fds is ready, for at most limit if that is positive. It may return
+// earlier: after a signal, after holdMax, or when a timer of the thread is due.
 //
 // A wait that Go's runtime knows of gives the P (the right to run Go code) back after a
 // while. To get one again takes longer than the wake-up itself, because the runtime's
@@ -64,8 +65,8 @@ func (r *receiver) poll(fds []unix.PollFd, limit time.Duration) error {
 	return nil
 }
 
-// holdOne counts one thread more in holding if fewer than most would hold a P then. A thread that it turns
-// away is not counted while it waits.
+// holdOne reports whether one thread more may hold a P, and counts it in holding then. The total must
+// stay below most. A thread that may not hold its P is not counted while it waits.
 func holdOne(most int) bool {
 	for {
 		n := holding.Load()

@@ -25,7 +25,7 @@ const (
 	reopenFirst, reopenMax = 50 * time.Millisecond, 5 * time.Second
 )
 
-// A monitor hears of changes of links, addresses and routes.
+// A monitor is notified of changes of links, addresses and routes.
 type monitor struct {
 	dev *Device
 	nl  *os.File // netlink socket, read through the poller so that Close ends it
@@ -33,7 +33,7 @@ type monitor struct {
 
 	routes *os.File // like nl, for routes, which may change much oftener
 
-	broken bool // the sockets are of a network device that is gone
+	broken bool // the sockets are bound to a network device that is gone
 }
 
 func newMonitor(d *Device) (*monitor, error) {
@@ -104,8 +104,8 @@ func (m *monitor) close() {
 	_ = m.ns.Close()
 }
 
-// refresh reads the state of the underlay and tells the user what has changed. If the
-// device was replaced, it opens the sockets again.
+// refresh reads the state of the underlay and reports to the user, by events, what has
+// changed. If the device was replaced, it opens the sockets again.
 func (d *Device) refresh() {
 	old := d.port.Load()
 	now, link, err := d.under.read(d.firstGID)

@@ -18,7 +18,8 @@ const (
 	offloads
 )
 
-// tryOffloads tests what is not switched off, and switches off what fails.
+// tryOffloads tests UDP_SEGMENT and UDP_GRO, unless the user has switched them off, and
+// switches off what fails. It decides on held waits and busy polling too.
 func (d *Device) tryOffloads() {
 	d.SetTrafficClass(d.opts.TrafficClass)
 	d.noGSO.Store(d.opts.NoGSO)
@@ -34,7 +35,7 @@ func (d *Device) tryOffloads() {
 	d.trySpin()
 }
 
-// switchedOff is why an offload is off that the user does not want.
+// switchedOff is the reason why an offload is off if the user does not want it.
 const switchedOff = "switched off"
 
 // onlyIPv6 is why there are no connected sockets on an IPv4 underlay.

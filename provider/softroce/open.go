@@ -153,7 +153,7 @@ func (r *receiver) prepare(fd int) error {
 	return nil
 }
 
-// setGRO has the kernel merge packets that come to fd, or not.
+// setGRO makes the kernel merge packets that arrive at fd, unless UDP_GRO is off.
 func (r *receiver) setGRO(fd int) {
 	d := r.dev
 	if d.noGRO.Load() {
@@ -164,7 +164,7 @@ func (r *receiver) setGRO(fd int) {
 	}
 }
 
-// newSender makes a sender. With now it opens the socket at once, else newPath does.
+// newSender makes a sender. If now is true it opens the socket at once, else newPath does.
 func (d *Device) newSender(th *thread, v6, fragment, now bool) (*sender, error) {
 	s := &sender{dev: d, th: th, v6: v6, gso: !fragment, fd: -1, guard: -1, index: int32(len(d.senders))}
 	if now {
@@ -276,8 +276,8 @@ func (s *sender) socket() (int, error) {
 	return fd, nil
 }
 
-// share says whether further sockets may bind the port of fds. It is on only while
-// we bind one of ours, so whatever comes from the port comes from us.
+// share sets whether further sockets may bind the port of fds. It is on only while we
+// bind a socket of ours, so every packet from the port is ours.
 func share(on bool, fds ...int) {
 	value := 0
 	if on {
@@ -325,7 +325,7 @@ func (s *sender) closeGuard() {
 }
 
 // reopen puts new sockets in the place of the old ones, which are bound to a
-// network device that is gone. Groups are joined again by the caller.
+// network device that is gone. The caller joins the groups again.
 func (d *Device) reopen() error {
 	if d.opts.testReopen != nil {
 		if err := d.opts.testReopen(); err != nil {

@@ -68,11 +68,11 @@ type Options struct {
 	NoGSO, NoGRO bool
 	// HoldP lets the thread that polls a descriptor (see [Device.PollFD]) hold
 	// its P while it waits, for 1.5 s after each packet: it wakes sooner, and Go's
-	// scheduler has one P less for the rest. It needs a GOMAXPROCS of 2 and is best
-	// with one more than there are processors.
+	// scheduler has one P less for the rest. It needs a GOMAXPROCS of at least 2, and
+	// is best with one more than there are processors.
 	HoldP bool
-	// BusyPoll bounds how long that thread polls for more before it waits. It polls
-	// only where the waits before were not longer, so that it need not be woken.
+	// BusyPoll bounds how long that thread polls for more before it waits, so that it
+	// need not be woken. It polls only while recent waits were no longer than BusyPoll.
 	// Between two looks it yields the processor, and it stops polling for a while
 	// when another thread took the processor. Zero means never. BusyPoll needs
 	// HoldP.

@@ -105,7 +105,7 @@ func (th *thread) newPath(attr verbs.AHAttr, ud bool, src, dst ib.QPN) (*path, e
 	return p, nil
 }
 
-// overRoute has p obey the MTU of the route to its destination.
+// overRoute makes p obey the MTU of the route to its destination.
 func (p *path) overRoute() {
 	p.route = p.sender.dev.routes.to(p.attr.SGID, p.attr.DGID)
 	if p.whole != nil {
@@ -176,7 +176,7 @@ func (p *path) class() uint8 {
 	return p.attr.TrafficClass
 }
 
-// setCapable has packets on p leave ECN-capable or not. The caller holds the lock of the
+// setCapable sets whether packets on p leave ECN-capable. The caller holds the lock of the
 // sender of p.
 func (p *path) setCapable(on bool) {
 	if p.capable.Swap(on) == on {
@@ -251,8 +251,8 @@ func (p *path) control() {
 	p.segLen = at
 }
 
-// sendUD sends datagrams. Those that the underlay does not carry whole go out
-// one by one on the socket that lets the kernel fragment them.
+// sendUD sends datagrams. Those that the underlay or the route does not carry whole leave
+// one by one: on IPv6 by p.whole, so that the kernel fragments them. On IPv4 they are lost.
 func (p *path) sendUD(pkts []engine.Packet) {
 	most := math.MaxInt
 	if p.whole != nil {

@@ -12,7 +12,7 @@ import (
 
 var _ verbs.FDPoller = (*Device)(nil)
 
-// A polledFD is a descriptor of the user's that a receiver looks after.
+// A polledFD is a descriptor of the user's that a receiver polls.
 type polledFD struct {
 	fd   int
 	step func() (more bool, wait time.Duration)

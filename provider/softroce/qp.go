@@ -171,8 +171,8 @@ func (q *qp) Destroy() error {
 	return nil
 }
 
-// flush sends what the machine has to send and sees to its timer. The caller
-// holds q.mu.
+// flush sends what the engine has to send and arms the timer of q. The caller holds
+// q.mu.
 func (q *qp) flush(now time.Time) {
 	switch {
 	case q.transport == ib.UD:
@@ -183,8 +183,8 @@ func (q *qp) flush(now time.Time) {
 	q.th.timers.arm(q)
 }
 
-// flushPath sends until the machine has nothing more, or the socket has no room. Then q
-// waits for room, and the machine keeps the rest.
+// flushPath sends until the engine has nothing more, or the socket has no room. In the
+// second case q waits for room, and the engine keeps the rest.
 func (q *qp) flushPath(now time.Time) {
 	s, sc := q.path.sender, q.th.scratch.get()
 	s.mu.Lock()
@@ -204,7 +204,7 @@ func (q *qp) flushPath(now time.Time) {
 	q.th.scratch.put(sc)
 }
 
-// flushUD sends runs of packets that go to the same address.
+// flushUD sends the datagrams, in runs of those with the same address handle.
 func (q *qp) flushUD(now time.Time) {
 	for {
 		n := q.eng.Output(q.udPkts, now)
@@ -227,7 +227,8 @@ func (q *qp) flushUD(now time.Time) {
 	}
 }
 
-// expire is called by the timers when the entry for at comes up.
+// expire is called by the timers when an entry of q, for the time at, is due. It does
+// nothing if a newer entry has replaced that one.
 func (q *qp) expire(at, now time.Time) {
 	q.mu.Lock()
 	if q.gone || !at.Equal(q.timerAt) {
@@ -247,7 +248,7 @@ func (q *qp) expire(at, now time.Time) {
 	q.notify()
 }
 
-// notify tells the users of the completion queues. No lock is held.
+// notify notifies the users of the completion queues. The caller holds no lock.
 func (q *qp) notify() {
 	q.sendCQ.notify(false)
 	if q.recvCQ != q.sendCQ {

@@ -60,7 +60,7 @@ type receiver struct {
 
 	wakeFD   int           // eventfd
 	turns    atomic.Uint64 // of run, for Alive
-	writable int           // that of th in the receiver that watches it, else -1
+	writable int           // th.writable in the one receiver that watches it, else -1
 
 	polled atomic.Pointer[polledFD]
 	due    []*cq // memory for stepUser
@@ -153,8 +153,8 @@ func (r *receiver) run() {
 	}
 }
 
-// read takes in what is there. It does not wait, and so does not tell Go's scheduler of the
-// system call.
+// read receives the datagrams that are there. It does not wait, and so need not announce
+// the system call to Go's scheduler.
 func (r *receiver) read() (int, unix.Errno) {
 	for i := range r.msgs {
 		h := &r.msgs[i].hdr
@@ -167,8 +167,9 @@ func (r *receiver) read() (int, unix.Errno) {
 	return int(n), errno
 }
 
-// take handles n datagrams, then tells the users of the completion queues. UD
-// comes last, so that a connection's lock is taken once.
+// take handles n datagrams, then notifies the users of the completion queues. It
+// handles UD packets last: between the packets of a connection they would release
+// its lock, which is then taken once.
 func (r *receiver) take(n int, now time.Time) {
 	datagrams := uint(0)
 	for i := range n {
@@ -252,8 +253,8 @@ func (r *receiver) datagram(i int, b []byte, now time.Time) {
 	}
 }
 
-// packet takes in one packet, BTH through ICRC. id is its IPv4 identification if
-// the sender is one of ours and the chain is one of its calls.
+// packet handles one packet, BTH through ICRC. id is its IPv4 identification if one of
+// our agents sent it, and the datagrams of the chain were sent in one call.
 func (r *receiver) packet(b []byte, id, port uint16, now time.Time) {
 	c := &r.dev.count
 	r.th.count.rxPackets.Add(1)
@@ -317,7 +318,7 @@ func (r *receiver) multicast(n int, now time.Time) {
 	}
 }
 
-// deliver gives the packet to q, which stays locked for the next one. n is the
+// deliver gives the packet to q, and keeps q locked for the next packet. n is the
 // length of the UDP payload.
 func (r *receiver) deliver(q *qp, n int, now time.Time) {
 	if q != r.held {

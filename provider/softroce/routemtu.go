@@ -28,7 +28,7 @@ const (
 
 // A routeMTU is the MTU that the user has given the route to a destination ("ip route add …
 // mtu N"), in octets of an IP packet. Our sockets do not let the kernel apply it, because
-// the kernel keeps it together with what ICMP has told.
+// the kernel would then apply path MTUs from ICMP messages too.
 type routeMTU struct {
 	src, dst ib.GID
 	mtu      atomic.Int32 // 0: the route has none, and the link's counts
@@ -75,8 +75,8 @@ func (t *routeMTUs) to(src, dst ib.GID) *routeMTU {
 	return r
 }
 
-// read asks the kernel for the MTU, and returns 0 if there is none. Match gives the route
-// as the user has written it, not what ICMP has told of the destination since.
+// read asks the kernel for the MTU, and returns 0 if there is none. With Match the kernel
+// returns the route as the user has written it, without a path MTU from ICMP messages.
 func (t *routeMTUs) read(src, dst ib.GID) int32 {
 	route, err := t.dev.under.routes.Lookup(rtnl.Query{
 		Flow: rtnl.Flow{Dst: dst.Addr(), Src: src.Addr()}, OIF: int(t.dev.ifindex.Load()), Match: true})
@@ -90,7 +90,7 @@ func (t *routeMTUs) read(src, dst ib.GID) int32 {
 	return int32(mtu)
 }
 
-// reread reads all routes again and tells what has changed.
+// reread reads all routes again, and reports MTUChange if an MTU has changed.
 func (t *routeMTUs) reread() {
 	t.mu.Lock()
 	var all []*routeMTU
@@ -128,7 +128,7 @@ func (d *Device) PathMTU(dgid ib.GID) ib.MTU {
 	return min(port.MTU, max(ib.MTU256, ib.MTUFromOctets(min(octets, math.MaxUint16)-pathReserve)))
 }
 
-// newRouteSocket opens a netlink socket that hears of changes of routes.
+// newRouteSocket opens a netlink socket that is notified of changes of routes.
 func newRouteSocket() (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -164,9 +164,9 @@ func (m *monitor) watchRoutes() {
 	}
 }
 
-// concernsDevice reports whether a datagram of netlink has a change of a route
-// that may lead through a device. Our own routes, of which there is one for each
-// peer, do not lead through the underlay.
+// concernsDevice reports whether a datagram of netlink has a change of a route that
+// may lead through the device with index ifindex. The agent's own routes, of which
+// there is one for each peer, do not lead through the underlay.
 func concernsDevice(b []byte, ifindex int32) bool {
 	for len(b) >= unix.SizeofNlMsghdr {
 		n := int(native.Uint32(b))

@@ -19,8 +19,8 @@ var ErrLoopback = errors.New("the loopback device is down, or a firewall closes 
 // the option, but that no packets could be sent to try it.
 func TestOffloads() (gso, gro error) { return testOffload(true, false), testOffload(false, true) }
 
-// testOffload sends a few datagrams, as one batch or one by one, and receives them, joined
-// or one by one.
+// testOffload sends a few datagrams, as one batch if gso is true or else one by one, and
+// receives them, joined by the kernel if gro is true.
 func testOffload(gso, gro bool) error {
 	const segment, last = 1000, 500
 	data := make([]byte, 2*segment+last)

@@ -189,7 +189,7 @@ func (s *sender) sendBatch(sc *scratch, p *path, pkts []engine.Packet) unix.Errn
 	return 0
 }
 
-// sent counts a call that passed.
+// sent counts a call of n packets that the kernel has taken.
 func (s *sender) sent(p *path, n int) {
 	c := &s.th.count
 	c.txCalls.Add(1)
@@ -292,8 +292,8 @@ func (s *sender) call(msg *unix.Msghdr, iov *unix.Iovec, niov int, p *path, n, s
 	return push(s.fd, msg)
 }
 
-// push sends msg on fd. It does not give up the processor: the kernel copies
-// what it takes and does not block.
+// push sends msg on fd. It keeps its P meanwhile: the kernel copies what it
+// takes and does not block.
 func push(fd int, msg *unix.Msghdr) unix.Errno {
 	for retried := false; ; retried = true {
 		_, _, errno := unix.RawSyscall(unix.SYS_SENDMSG, uintptr(fd), uintptr(unsafe.Pointer(msg)), unix.MSG_DONTWAIT)
@@ -316,7 +316,7 @@ func (s *sender) lost(errno unix.Errno, n int) {
 	}
 }
 
-// showTap shows the tap pkts as they are on the wire.
+// showTap passes pkts to the tap, as they are on the wire.
 func (s *sender) showTap(sc *scratch, p *path, pkts []engine.Packet) {
 	tap := s.dev.tap.Get()
 	if tap == nil {

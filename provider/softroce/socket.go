@@ -89,7 +89,7 @@ func recvOptions(v6 bool) []sockopt {
 		sockopt{unix.IPPROTO_IP, optMulticastAll4, 0, "IP_MULTICAST_ALL", true})
 }
 
-// discover4 and discover6 say which path MTUs a socket uses, and which it learns.
+// discover4 and discover6 set which path MTUs a socket uses, and which it learns.
 func discover4(how int) sockopt {
 	return sockopt{unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, how, "IP_MTU_DISCOVER", false}
 }
@@ -102,11 +102,12 @@ func discover6(how int) sockopt {
 // MTU that it has learned from ICMP. What counts is the MTU of the link, and that of the
 // route, which we read (routemtu.go).
 //
-// On IPv6, INTERFACE refuses what is larger than the link, and OMIT fragments it. On IPv4,
-// PROBE refuses what is larger too. PROBE also sets DF, and so makes the identification of
-// what an unconnected socket sends 0, which the ICRC counts on (include/net/ip.h,
-// ip_select_ident_segs); INTERFACE does not. But with PROBE the kernel learns from ICMP. So
-// every IPv4 sender has a guard, which gets the ICMP messages.
+// On IPv6 the kernel refuses packets larger than the link's MTU with INTERFACE, and
+// fragments them with OMIT. On IPv4 it refuses them with PROBE, and sets DF. With DF a packet
+// of an unconnected socket has the identification 0 (include/net/ip.h,
+// ip_select_ident_segs), from which we compute the ICRC. INTERFACE sets no DF. But with PROBE
+// the kernel learns path MTUs from ICMP, so every IPv4 sender has a guard, which gets the
+// ICMP messages.
 func sendOptions(v6, fragment bool, ifindex int) []sockopt {
 	if v6 {
 		disc := unix.IPV6_PMTUDISC_INTERFACE

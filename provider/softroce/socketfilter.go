@@ -72,9 +72,9 @@ const (
 	cellWord
 )
 
-// program returns the filter. It drops IP packets in UD datagrams to s.qpn or to a group.
-// It passes those whose source is in the set or has a hash in the slice, and Neighbour
-// Discovery.
+// program returns the filter. It drops UD datagrams to s.qpn or to a group if they carry an
+// IP packet, except Neighbour Discovery and datagrams whose source is in the set or has a
+// hash in the slice. It passes everything else.
 func (s *sourceSet) program(slice uint32) []bpf.Instruction {
 	var p []bpf.Instruction
 	add := func(i ...bpf.Instruction) { p = append(p, i...) }
@@ -127,8 +127,8 @@ func (s *sourceSet) hashing(add func(...bpf.Instruction)) {
 	add(bpf.ALUOpConstant{Op: bpf.ALUOpMul, Val: s.keys[5]})
 }
 
-// tree returns instructions that replace the number in A, from lo to hi-1, by that word of
-// s, and go on behind the last of them.
+// tree returns instructions that replace the number in A, from lo to hi-1, by the word of
+// s.bits with that index. The program continues after the last of them.
 func (s *sourceSet) tree(lo, hi uint32) []bpf.Instruction {
 	if hi-lo == 1 {
 		return []bpf.Instruction{bpf.LoadConstant{Dst: bpf.RegA, Val: s.bits[lo]}}
@@ -184,7 +184,8 @@ func (d *Device) FilterFlood(known []verbs.DatagramSource) {
 }
 
 // A filterMark says which drops of a socket count as the filter's: those that the kernel
-// counted while the filter was there. The kernel counts an overflow of the socket alike.
+// counted while the filter was attached. The kernel has one counter for them and for
+// overflows of the socket.
 type filterMark struct{ from, to uint32 }
 
 // attach puts a program on the socket.
@@ -226,7 +227,7 @@ func (r *receiver) drops() uint32 {
 	return info[memInfoDrops]
 }
 
-// dropped takes in the kernel's count of dropped datagrams, n in all.
+// dropped counts what the kernel has dropped since the last call. n is the kernel's count.
 func (r *receiver) dropped(n uint32) {
 	c := &r.dev.count
 	was := r.overflow.Swap(n)

@@ -20,9 +20,9 @@ const (
 	spinPause, spinPauseMax = 10 * time.Millisecond, time.Second
 )
 
-// A spinner decides how long a receiver polls before it waits. It goes by how long the
-// waits before lasted, and keeps that apart by what the turn before the wait did: after a
-// packet for the host the answer may come at once, and after the answer nothing for long.
+// A spinner decides how long a receiver polls before it waits: the time depends on how long
+// earlier waits were. Waits after turns of different kinds (see turn) count separately: after
+// a packet for the host the answer may come at once, and after the answer nothing for long.
 type spinner struct {
 	most  time.Duration // longest polling; zero: never poll
 	after [4]time.Duration
@@ -32,7 +32,7 @@ type spinner struct {
 	pause     time.Duration
 }
 
-// turn notes what the turn that ends did.
+// turn notes what the turn that ends did. A turn that did nothing changes nothing.
 func (s *spinner) turn(received, sent bool) {
 	switch {
 	case received && sent:
@@ -74,8 +74,8 @@ func (s *spinner) late(now time.Time) {
 // hit notes that polling was right.
 func (s *spinner) hit() { s.pause -= s.pause / 8 }
 
-// spin looks at fds again and again for as long as the spinner says, and reports whether
-// there is something. It yields the processor between two looks.
+// spin looks at fds again and again, for as long as the spinner allows, and reports whether
+// one of them is ready. It yields the processor between two looks.
 func (r *receiver) spin(fds []unix.PollFd) bool {
 	s, c := &r.spinner, &r.th.count
 	start := time.Now()

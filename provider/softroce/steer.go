@@ -18,10 +18,7 @@ import (
 // whatever filters look at.
 //
 // The first socket is bound without SO_REUSEPORT, so that two agents on one port still
-// refuse each other. It lets the other sockets in afterwards.
-//
-// The first socket is bound without SO_REUSEPORT, so that two agents on one port still
-// refuse each other, and lets the others in afterwards.
+// refuse each other. It gets the option afterwards, before the other sockets are bound.
 
 var _ verbs.Threader = (*Device)(nil)
 
@@ -114,7 +111,8 @@ func (d *Device) openSiblings(v6 bool) {
 	d.steerSockets()
 }
 
-// admit has the first thread's socket let the sockets of the other threads share its port.
+// admit sets SO_REUSEPORT on the first thread's socket, so that the sockets of the other threads
+// can be bound to its port.
 func (d *Device) admit(v6 bool) error {
 	for _, r := range d.receivers {
 		if r == d.threads[0].eventLoop() && r.v6 == v6 {

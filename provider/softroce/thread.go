@@ -89,7 +89,7 @@ func (th *thread) run(r *receiver) {
 	})
 }
 
-// threadName is what the system knows data thread i as, where there are several.
+// threadName is the system's name of data thread i, where there are several.
 func threadName(i int) string { return fmt.Sprintf("data %d", i) }
 
 // createCQ makes a completion queue whose queue pairs belong to th.

@@ -7,13 +7,13 @@ import (
 )
 
 // A timers wakes the queue pairs of one data thread at their deadlines. The entry of a
-// queue pair may be earlier than its deadline: on the hot path a deadline that moves away
-// costs nothing, and the entry is put back when it comes up.
+// queue pair may be earlier than its deadline: on the hot path a deadline that becomes later
+// leaves the entry alone. Once the entry is due, another for the deadline replaces it.
 type timers struct {
 	mu     sync.Mutex
 	heap   timerHeap
 	kept   bool          // a receiver will look at the heap before it sleeps
-	missed bool          // the first entry changed, and run was not told
+	missed bool          // the first entry changed, and run was not woken
 	wake   chan struct{} // holds at most one: the first entry changed
 	stop   chan struct{}
 }
@@ -50,7 +50,7 @@ func (t *timers) arm(q *qp) {
 func (t *timers) add(q *qp, d time.Time) {
 	q.timerAt = d
 	t.mu.Lock()
-	heap.Push(&t.heap, timerEntry{d, q}) // a former, later entry of q is ignored when it comes up
+	heap.Push(&t.heap, timerEntry{d, q}) // a former, later entry of q is ignored when it is due
 	first := t.heap[0].q == q
 	if first && t.kept {
 		first, t.missed = false, true
@@ -61,7 +61,7 @@ func (t *timers) add(q *qp, d time.Time) {
 	}
 }
 
-// wakeUp has run look at the heap again.
+// wakeUp makes run look at the heap again.
 func (t *timers) wakeUp() {
 	select {
 	case t.wake <- struct{}{}:
@@ -78,9 +78,9 @@ func (t *timers) keep() {
 	t.mu.Unlock()
 }
 
-// rest ends keep, and returns how long the caller may sleep; zero sets no limit. If wakes
-// is false, the caller will not wake for the entries, and run is told of entries that it
-// does not know.
+// rest ends keep, and returns how long the caller may sleep; zero sets no limit. wakes says
+// whether the caller will wake by then and call service. If it will not, rest wakes run, if
+// run does not know the first entry yet.
 func (t *timers) rest(wakes bool) (limit time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -17,7 +17,8 @@ import (
 	"ipoibcm/verbs"
 )
 
-// pathReserve is how many octets of a packet the headers of RoCEv2 take at most.
+// pathReserve is how many octets of a packet the IP and RoCEv2 headers and the ICRC take at
+// most. Only an RDMA WRITE with immediate data over IPv6 takes four more, if it is one packet.
 const pathReserve = 80
 
 // A portState is what the underlay looks like at one moment. It is immutable.
@@ -68,7 +69,8 @@ var ErrStopped = errors.New("asked to stop")
 // errTentative says that the only usable address is not usable yet.
 var errTentative = errors.New("the address is still tentative")
 
-// read returns the device's state, with prefer as first GID if it is still there.
+// read returns the device's state, with prefer as first GID if it is still there. While the
+// address to use is tentative, it returns errTentative beside the state.
 func (u *underlay) read(prefer ib.GID) (*portState, netlink.Link, error) {
 	link, err := u.handle.LinkByName(u.opts.Underlay)
 	if err != nil {
@@ -140,7 +142,8 @@ func onLoopback(link netlink.Link, addrs []netlink.Addr, g ib.GID) bool {
 	return false
 }
 
-// addresses lists the addresses; a dump that a change interrupts is repeated.
+// addresses lists the addresses. If a change interrupts the dump, it tries again, up to ten
+// times.
 func (u *underlay) addresses(link netlink.Link) (addrs []netlink.Addr, err error) {
 	for range 10 {
 		if addrs, err = u.handle.AddrList(link, netlink.FAMILY_ALL); !errors.Is(err, netlink.ErrDumpInterrupted) {
@@ -150,7 +153,8 @@ func (u *underlay) addresses(link netlink.Link) (addrs []netlink.Addr, err error
 	return addrs, nil // usable all the same
 }
 
-// wait reads the state until an address is usable, or the time is over.
+// wait reads the state until an address is usable. When the time is over it takes the IPv4
+// address if the IPv6 one is still tentative, or else returns an error.
 func (u *underlay) wait() (*portState, netlink.Link, error) {
 	end := time.Now().Add(u.opts.addressWait())
 	for {
