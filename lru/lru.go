@@ -42,7 +42,7 @@ func (l *List[T, P]) Push(v *T) {
 	l.n++
 }
 
-// Remove takes v, which must be in l, out of it.
+// Remove removes v from l. v must be in l.
 func (l *List[T, P]) Remove(v *T) {
 	k := P(v).links()
 	if k.older == nil {

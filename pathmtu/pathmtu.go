@@ -6,8 +6,8 @@
 // the smallest size does not support probes: then the search learns nothing about the path.
 //
 // Sources: RFC 8899 sections 4.3 (black holes), 5.2 (states) and 5.3 (search with a table of
-// sizes). Missing: its timer of 15 s for one probe. Here each probe goes together with a smaller
-// one, whose answer tells when the other answer is late.
+// sizes). Missing: its timer of 15 s for one probe. Here a probe of the smallest size is sent with
+// each larger one: once it is answered, the answer to the larger one is late.
 package pathmtu
 
 import (
@@ -184,8 +184,8 @@ func wait(round int) time.Duration {
 	return 100 * time.Millisecond << max(0, min(round-heardFirst, 2))
 }
 
-// Answer takes the answer to a probe. ours says whether it belongs to the present rounds, changed
-// whether the size in force has changed. It may change [Search.Deadline].
+// Answer takes the answer to a probe. ours reports whether it belongs to the present rounds, and
+// changed whether it changed the size in force. Answer may change [Search.Deadline].
 func (s *Search) Answer(now time.Time, p Probe) (ours, changed bool) {
 	i, ok := slices.BinarySearch(s.sizes, p.Octets)
 	if !ok || s.id == 0 || p.ID&^0xff != s.id || int(p.ID&0xff) >= s.round {

@@ -72,7 +72,7 @@ func (s *sender) park(b *backlog, sc *scratch, p *path, n, size int) bool {
 		s.full(b)
 	}
 	if b == &s.backlog && s.conn == nil && s.mayConnect(p) {
-		s.startConnect(p) // what holds p up then holds up no other path of this port
+		s.startConnect(p) // packets that wait on p then delay no other path of this port
 	}
 	return true
 }

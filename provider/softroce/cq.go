@@ -22,7 +22,7 @@ type cq struct {
 	gone    chan struct{} // closed by Destroy
 
 	ready  func()
-	active atomic.Int32 // how often run was called since the handler was idle; 0: it is
+	active atomic.Int32 // calls of run since the handler was last idle; 0: it is idle
 	closed atomic.Bool
 	idle   chan struct{} // closed by run when it sees that closed is set
 }

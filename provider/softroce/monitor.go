@@ -60,8 +60,9 @@ func newMonitor(d *Device) (*monitor, error) {
 	return &monitor{dev: d, nl: os.NewFile(uintptr(fd), "netlink"), ns: ns, routes: routes}, nil
 }
 
-// run calls refresh after every change until the socket is closed. It enters the network
-// namespace in which Open was called, because refresh may open sockets.
+// run calls refresh after every burst of changes, and from time to time while m.broken is set,
+// until the socket is closed. It enters the network namespace in which Open was called, because
+// refresh may open sockets.
 func (m *monitor) run() {
 	_ = hostnet.OwnThread(func() error {
 		if here, err := netns.Get(); err == nil {
@@ -154,7 +155,7 @@ func (d *Device) refresh() {
 		d.log.Info("underlay MTU changed", "mtu", now.UnderMTU)
 		d.events.Tell(verbs.Event{Kind: verbs.MTUChange, Text: fmt.Sprintf("underlay MTU %d", now.UnderMTU)})
 	}
-	d.routes.reread() // a device that goes down takes its routes along, of which netlink says nothing
+	d.routes.reread() // when a device goes down the kernel removes its routes without a message
 }
 
 func gidStrings(gids []ib.GID) []string {

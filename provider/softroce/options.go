@@ -11,7 +11,7 @@ import (
 	"ipoibcm/wire/roce"
 )
 
-// Options says what a Device stands on. Only Underlay must be set.
+// Options configures a Device. Only Underlay must be set.
 type Options struct {
 	// Underlay is the network device whose addresses are the GIDs and which
 	// carries the packets, such as "eth0".
@@ -64,7 +64,7 @@ type Options struct {
 	// tested on the loopback device and switched off if the test fails. UDP_GRO is also
 	// switched off when the kernel refuses it. A path whose batch the kernel refuses goes
 	// without UDP_SEGMENT for 2 to 32 s. Failures and refusals are counted, and Offloads
-	// tells why an offload is off.
+	// reports why an offload is off.
 	NoGSO, NoGRO bool
 	// HoldP lets the thread that polls a descriptor (see [Device.PollFD]) hold
 	// its P while it waits, for 1.5 s after each packet: it wakes sooner, and Go's

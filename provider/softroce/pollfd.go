@@ -50,7 +50,8 @@ func (th *thread) pollFD(fd int, step func() (more bool, wait time.Duration)) (s
 	}, nil
 }
 
-// eventLoop returns the receiver of th that most packets come to.
+// eventLoop returns the receiver of th at which most packets arrive: that of the default GID's
+// family, but not one for groups only. It returns nil if there is none.
 func (th *thread) eventLoop() *receiver {
 	d := th.dev
 	for _, r := range d.receivers {

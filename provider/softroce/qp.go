@@ -31,7 +31,7 @@ type qp struct {
 	eng     *engine.QP
 	path    *path           // RC and UC, from RTR on
 	udPkts  []engine.Packet // UD: room for Output
-	timerAt time.Time       // when the timer entry comes up; zero: there is none
+	timerAt time.Time       // when the timer entry is due; zero: there is none
 	waits   bool            // it waits for room in a socket
 	gone    bool
 }

@@ -53,7 +53,7 @@ type receiver struct {
 	ctls  [recvBatch][recvCtlLen]byte
 	bufs  []byte
 
-	// The addresses of the last packet, and what follows from them.
+	// The addresses of the last packet, and what is computed from them.
 	src, dst ib.GID
 	flow     roce.Flow
 	head     roce.IPHeader
@@ -70,10 +70,10 @@ type receiver struct {
 
 	keeps    bool      // r serves the timers of th while it is awake
 	readable bool      // there may be something to read
-	active   bool      // something came or went since the last wait
+	active   bool      // since the last wait packets arrived, or the user's descriptor was ready
 	activeAt time.Time // the last wait before which active was set
 
-	overflow atomic.Uint32 // datagrams the kernel has dropped, as it said last
+	overflow atomic.Uint32 // the kernel's last count of the datagrams that it has dropped
 	filtered atomic.Pointer[filterMark]
 
 	from    engine.Source
@@ -145,7 +145,7 @@ func (r *receiver) run() {
 		if r.keeps {
 			r.th.timers.service(time.Now())
 		}
-		// After a single datagram there is hardly another: poll tells.
+		// After a single datagram there is seldom another: poll instead of reading again.
 		if !more && (errno == unix.EAGAIN || n == 1) {
 			r.spinner.turn(errno == 0, r.th.count.txPackets.Load() != tx)
 			r.sleep(wait)

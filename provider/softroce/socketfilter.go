@@ -14,11 +14,11 @@ import (
 	"ipoibcm/wire/roce"
 )
 
-// A datagram of a flood costs the more the further it comes: a wake-up, a system call, a
-// copy. While [Device.FilterFlood] says that there is a flood, a program of classic BPF
-// on the receiving sockets has the kernel drop most of it. Such a program has no memory,
-// so its instructions contain what it has to know: a set of sources, as the bits of a
-// keyed hash, found by a tree of comparisons.
+// A datagram of a flood costs the more the later it is dropped: a wake-up, a system call, a
+// copy. From a call of [Device.FilterFlood] with sources until one with nil, a program of
+// classic BPF on the receiving sockets has the kernel drop most of the flood. Such a program
+// keeps nothing between packets, so its instructions contain the set of known sources: the
+// bits of a keyed hash, found by a tree of comparisons.
 
 const (
 	setWords = 256 // of 32 bits

@@ -26,7 +26,7 @@ const (
 type spinner struct {
 	most  time.Duration // longest polling; zero: never poll
 	after [4]time.Duration
-	kind  int // index in after: what the last turn that did anything did
+	kind  int // index in after: that of the last turn that received or sent
 
 	pauseEnds time.Time
 	pause     time.Duration

@@ -12,7 +12,7 @@ import (
 )
 
 // With several data threads each has a receiving socket, and these share one address as
-// a group of SO_REUSEPORT. The QPN says to which thread a queue pair belongs. A program
+// a group of SO_REUSEPORT. The QPN decides to which thread a queue pair belongs. A program
 // of classic BPF, which needs no privilege, has the kernel put a packet into the socket
 // of that thread. UD packets go to the first thread, and with them QP 1, groups and
 // whatever filters look at.

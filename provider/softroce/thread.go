@@ -18,7 +18,7 @@ import (
 
 // A thread is the state of one data thread, which its queue pairs and completion queues use
 // for each packet. A packet for a queue pair of another thread is delivered too, under the
-// lock of that queue pair. As long as packets come in by the thread of their queue pair,
+// lock of that queue pair. As long as packets arrive on the thread of their queue pair,
 // threads do not wait for each other's locks.
 type thread struct {
 	dev   *Device

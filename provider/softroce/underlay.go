@@ -66,7 +66,7 @@ type underlay struct {
 // ErrStopped says that Options.Stop was closed while Open waited.
 var ErrStopped = errors.New("asked to stop")
 
-// errTentative says that the only usable address is not usable yet.
+// errTentative says that the address to use is still tentative.
 var errTentative = errors.New("the address is still tentative")
 
 // read returns the device's state, with prefer as first GID if it is still there. While the

@@ -11,10 +11,11 @@ import (
 // An ECNMode says which packets leave ECN-capable (RFC 3168).
 type ECNMode uint8
 
-// Modes. In all of them RC and UC packets that come with a CE mark are answered with CNPs.
+// Modes. In all of them the QP answers RC and UC packets that arrive with a CE mark with CNPs, at
+// most one in cnpGap.
 const (
 	ECNOff  ECNMode = iota // none
-	ECNAuto                // those of RC, once the peer has said that it answers marks, and while the path keeps ECT
+	ECNAuto                // those of RC, once an ACK of the peer had answersCE, and while the path keeps ECT
 	ECNOn                  // those of RC and UC
 )
 

@@ -62,7 +62,7 @@ const (
 	minFlightOctets = 32 << 10
 )
 
-// Config says what a QP is made of. It is fixed for the life of the QP.
+// Config has the properties of a QP that do not change.
 type Config struct {
 	QPN        ib.QPN
 	Transport  ib.Transport // RC, UC or UD
@@ -133,7 +133,7 @@ func (q *QP) State() verbs.QPState { return q.state }
 // Attr returns the attributes of all transitions so far.
 func (q *QP) Attr() verbs.QPAttr { return q.attr }
 
-// Path returns where RC and UC packets go.
+// Path returns the path of RC and UC packets.
 func (q *QP) Path() *verbs.AHAttr { return &q.attr.Path }
 
 // Counters returns the counters; the caller reads them under the QP's lock.

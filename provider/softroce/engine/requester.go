@@ -78,7 +78,8 @@ func (r *requester) start(q *QP) {
 		retryLeft: q.attr.RetryCount, rnrLeft: q.attr.RNRRetry}
 }
 
-// Health returns how the requester of an RC QP in RTS fares. For any other QP ok is false.
+// Health returns round trip, window and counters of loss of an RC QP in RTS. For any other QP ok
+// is false.
 func (q *QP) Health() (h verbs.Health, ok bool) {
 	if q.cfg.Transport != ib.RC || q.state != verbs.StateRTS {
 		return h, false

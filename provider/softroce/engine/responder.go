@@ -28,9 +28,9 @@ type responder struct {
 
 	msg  message
 	off  int    // octets of the message so far
-	va   uint64 // WRITE: where the message goes,
-	rkey uint32 // with what right,
-	want int    // and its length in octets
+	va   uint64 // WRITE: where the message is written,
+	rkey uint32 // the R_Key of that region,
+	want int    // and the length of the message in octets
 
 	epsn    ib.PSN // expected
 	msn     uint32 // 24 bits
@@ -199,7 +199,7 @@ func (q *QP) receiveWrite(pkt *roce.Packet) DropReason {
 		return DropLength
 	}
 	if pkt.Op.HasImm() && !r.take() {
-		// The packet comes again; its payload is written then.
+		// The peer sends the packet again; its payload is written then.
 		r.sendNAK(roce.RNRSyndrome(q.attr.MinRNRTimer), r.epsn)
 		return DropNoRecv
 	}
