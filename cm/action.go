@@ -9,19 +9,19 @@ import (
 	"ipoibcm/wire/mad"
 )
 
-// An Action is something the driver must do or tell: one of the types of this file.
+// An Action is something that the driver must do or report: one of the types of this file.
 type Action interface{ isAction() }
 
-// SendMAD asks to send a MAD once: to QP 1 if MAD.QPN is ib.QPNGSI, else in-band
-// to the UD QP that it names. MAD is the driver's to keep.
+// SendMAD asks the driver to send a MAD once: to QP 1 if MAD.QPN is ib.QPNGSI, else in-band
+// to the UD QP MAD.QPN. The driver may keep MAD.
 type SendMAD struct{ MAD *verbs.MAD }
 
-// Params are what both sides of a connection have told each other, seen from
+// Params are the parameters of a connection that the two sides have sent each other, seen from
 // our side: everything that QP transitions need.
 type Params struct {
 	Local, Remote ib.GID
-	// CMQPN is the QP of the peer that CM messages go to: QP 1, or its UD QP if
-	// they travel in-band. It is where the peer's last message came from.
+	// CMQPN is the QP of the peer to which we send CM messages: QP 1, or its UD QP if they
+	// travel in-band. It is the QP that the peer's last message came from, if we did not drop it.
 	CMQPN     ib.QPN
 	ServiceID serviceid.ID
 	Transport ib.Transport
@@ -132,14 +132,14 @@ type Disconnected struct {
 	Reason Reason // the peer's, if it sent a REJ; else 0
 }
 
-// Released says that the QPN may be used again: timewait is over, or was not needed. It is the
-// last action about Handle.
+// Released says that connection Handle does not hold QPN any more: timewait is over, or was not
+// needed. It is the last action about Handle.
 type Released struct {
 	Handle Handle
 	QPN    ib.QPN
 }
 
-// A Dir is the direction of what a Note tells.
+// A Dir is the direction of the message that a Note is about.
 type Dir uint8
 
 // Directions.
@@ -152,8 +152,7 @@ const (
 // String prints "-", "tx" or "rx".
 func (d Dir) String() string { return [...]string{"-", "tx", "rx"}[min(d, Received)] }
 
-// A Note tells people about one message or decision. Fields that do not apply to it
-// are zero.
+// A Note tells people about one message or decision. Fields that do not apply are zero.
 type Note struct {
 	Dir       Dir
 	Message   string // "REQ"; "" if Decided

@@ -71,7 +71,7 @@ func (m *Manager) connect(ev Connect) {
 	m.sendUntilAnswered(c, req)
 }
 
-// unfit says why c cannot even be tried; text is empty if it can.
+// unfit returns why c cannot even be tried; text is empty if it can.
 func (m *Manager) unfit(c *conn) (cause Cause, reason Reason, text string) {
 	m.makeRoom()
 	switch {
@@ -123,8 +123,8 @@ func (m *Manager) recvREP(rep *mad.REP) {
 	}
 }
 
-// firstREP takes over what the first REP says. It rejects the REP if the peer's QP or communication
-// ID already belongs to another connection.
+// firstREP takes over the parameters of the first REP. It rejects the REP if the peer's QP or
+// communication ID already belongs to another connection.
 func (m *Manager) firstREP(c *conn, rep *mad.REP) {
 	if !isQPN(rep.LocalQPN) {
 		m.drop(c, DropMalformed, "no QPN that a connection can have")
@@ -161,8 +161,9 @@ func (m *Manager) refuseStale(c *conn, reason Reason) {
 	m.end(c, Failed{Handle: c.handle, Cause: Refused, Reason: reason})
 }
 
-// ackTimeout lengthens an ACK timeout by the peer's target ACK delay: it returns the sum
-// of two powers of two, rounded up (as Linux's cm_ack_timeout, drivers/infiniband/core/cm.c).
+// ackTimeout lengthens an ACK timeout by the peer's target ACK delay. Both are exponents of two. It
+// returns about the exponent of their sum: the larger one, plus 1 if they differ by 1 at most, but
+// not more than 31 (as Linux's cm_ack_timeout, drivers/infiniband/core/cm.c).
 func ackTimeout(delay, timeout ib.Timeout) ib.Timeout {
 	delay &= 31
 	t := timeout & 31 // packet life time + 1
@@ -180,7 +181,7 @@ func ackTimeout(delay, timeout ib.Timeout) ib.Timeout {
 	return min(t, 31)
 }
 
-// ready sends the RTU: the user's QP is in RTS.
+// ready sends the RTU, because the user's QP is in RTS now.
 func (m *Manager) ready(ev Ready) {
 	c := m.user(ev.Handle, "Ready", StateREPRcvd, StateMRAREPSent)
 	if c == nil {

@@ -19,13 +19,13 @@ const (
 // noQPN in a DREQ names no connection's QP.
 const noQPN ib.QPN = 0
 
-// challenge asks the peer whether it has lost c; why says what suggests that, such as the peer's
-// QP in another connection. IBA volume 1 section 12.9.8.3.1 has a DREQ for c follow at
-// once. But then anybody who forges a packet and guesses 24 bits could end a connection
-// without knowing its communication IDs. So we ask with a DREQ that names no QP:
-// a peer that has the connection drops the DREQ, because the QPN is wrong. A peer that has
-// lost it answers every DREQ with a DREP, which has both communication IDs. As with a
-// SYN in the window of TCP (RFC 5961 section 4.2) only the answer to our question is believed.
+// challenge asks the peer whether it has lost c. why is the reason for the suspicion, such as the
+// peer's QP in another connection. IBA volume 1 section 12.9.8.3.1 ends c at once in that case,
+// with a DREQ. But then anybody who forges a packet and guesses 24 bits could end a connection
+// without knowing its communication IDs. So we ask with a DREQ that names no QP. A peer that still
+// has the connection drops this DREQ, because the QPN is wrong. A peer that has lost it answers any
+// DREQ with a DREP, which has both communication IDs. As with a SYN in the window of TCP (RFC 5961
+// section 4.2) we believe only the answer to our question.
 func (m *Manager) challenge(c *conn, why string) {
 	if m.challenged(c) && m.now.Sub(c.doubted) < challengeEvery {
 		return
@@ -43,9 +43,9 @@ func (m *Manager) challenged(c *conn) bool {
 	return !c.doubted.IsZero() && m.now.Sub(c.doubted) < challengeFor
 }
 
-// lostByPeer ends c, because the peer says that it does not have c. The peer's node may have
-// restarted and lost all its connections. So we challenge each of them, lest further
-// REQs of that node meet an old connection.
+// lostByPeer ends c, because the peer has answered a challenge: it does not have c any more. The
+// peer's node may have restarted and lost all its connections. So we also challenge its other
+// established connections, lest further REQs of that node meet an old connection.
 func (m *Manager) lostByPeer(c *conn) {
 	m.took(c, "the peer has lost the connection")
 	m.end(c, Disconnected{Handle: c.handle, By: ByStale})

@@ -14,7 +14,7 @@
 //	RequestReceived                              the user moves a QP to RTS
 //	Accept  -> SendMAD REP … -> Established      on RTU, or on DataOnQP
 //
-// The user may instead Reject, or Defer (an MRA asks the peer for patience). If
+// On either side the user may instead Reject, or Defer (an MRA asks the peer for patience). If
 // it does nothing, the Manager sends the MRA when half of the peer's response timeout is over.
 //
 // # Promises
@@ -28,12 +28,12 @@
 //
 // # Crossing REQs
 //
-// Which of two REQs that cross survives is not decided here, because the decision takes
+// The user decides which of two REQs that cross survives, because the decision takes
 // link-layer addresses (RFC 4755 section 3.3). A Manager allows several connections to one
-// peer. [RequestReceived] carries what the decision needs, and [Cancel] stops an outstanding
-// REQ at once without a word.
+// peer. [RequestReceived] carries what the decision needs, and [Cancel] abandons an outstanding
+// REQ at once and sends nothing.
 //
 // Sources: IBA volume 1, chapter 12, as Linux's core/cm.c and ibta_vol1_c12.h have it.
-// Private data is carried unread; RFC 4755 section 6 defines it. Missing:
+// The Manager does not read private data; RFC 4755 section 6 defines it. Missing:
 // alternate paths (a LAP is rejected), SIDR (answered "unsupported"), RD and XRC.
 package cm

@@ -17,8 +17,8 @@ const (
 	maxRejected = 512
 )
 
-// refuse sends the REJ that the state of c asks for. A connection that sent a REP then goes to
-// timewait. Any other goes to StateRejected, where repeats of the peer's message get the same REJ.
+// refuse sends the REJ that the state of c asks for. A connection that has sent a REP then enters
+// timewait. Any other enters StateRejected, where repeats of the peer's message get the same REJ.
 func (m *Manager) refuse(c *conn, reason Reason, ari, private []byte) {
 	rej := c.rej(reason, ari, private)
 	if c.state == StateREPSent || c.state == StateMRAREPRcvd {
@@ -37,7 +37,8 @@ func (m *Manager) transmitOnce(c *conn, msg mad.Message) {
 	m.transmit(c, &buf, msg, false)
 }
 
-// hold keeps c in StateRejected for as long as the peer may repeat its message, or maxHold.
+// hold keeps c in StateRejected for as long as the peer may repeat its message, but at most
+// maxHold.
 func (m *Manager) hold(c *conn) {
 	m.setState(c, StateRejected)
 	m.setTimer(c, min(maxHold, max(m.opt.MinTimewait, time.Duration(c.maxRetries+1)*c.wait)))
@@ -98,7 +99,7 @@ func (m *Manager) refuseLateREP(c *conn, rep *mad.REP) {
 	m.transmitOnce(c, rej)
 }
 
-// disconnect ends a connection as its state allows.
+// disconnect ends a connection: with a DREQ if it is established, else with a REJ.
 func (m *Manager) disconnect(ev Disconnect) {
 	c := m.user(ev.Handle, "Disconnect", StateREQSent, StateMRAREQRcvd, StateREPRcvd, StateMRAREPSent,
 		StateREQRcvd, StateMRAREQSent, StateREPSent, StateMRAREPRcvd, StateEstablished)
@@ -195,10 +196,10 @@ func (m *Manager) recvREJ(rej *mad.REJ) {
 	}
 }
 
-// subject finds the connection that a REJ is about. A peer that timed out while it
-// waited for our REP may not know our communication ID: it names its own, and its CA
-// GUID. The CA GUID is no secret, so that this finds only half-open connections that the peer
-// asked for.
+// subject returns the connection that a REJ is about, or nil. A peer that timed out while it
+// waited for our REP may not know our communication ID: its REJ names its own ID, and its CA
+// GUID. The CA GUID is no secret, so by these two subject finds only half-open connections that
+// the peer asked for.
 func (m *Manager) subject(rej *mad.REJ) *conn {
 	if rej.Reason == ReasonTimeout && rej.ARILength >= 8 {
 		guid := ib.GUID(binary.BigEndian.Uint64(rej.ARI[:]))

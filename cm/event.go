@@ -33,8 +33,8 @@ type RecvInband struct{ MAD *verbs.MAD }
 // Wake says that the deadline has passed. An early Wake is harmless.
 type Wake struct{}
 
-// Listen makes REQs for ServiceID at GID known as [RequestReceived]; those for
-// other service IDs are answered with REJ 8. Repeating it replaces PrivateData.
+// Listen makes the Manager report REQs for ServiceID at GID with [RequestReceived]. It answers
+// REQs that no Listen covers with REJ 8. A second Listen for the same two replaces PrivateData.
 type Listen struct {
 	ServiceID serviceid.ID
 	GID       ib.GID // zero means Options.GID
@@ -52,7 +52,7 @@ type Unlisten struct {
 }
 
 // Connect opens a connection: it sends a REQ until the peer answers or MaxRetries are used up.
-// A handle that is in use already is a bug and panics.
+// A handle that is zero, in use already, or has the top bit set is a bug and panics.
 type Connect struct {
 	Handle      Handle
 	Local       ib.GID // primary local port GID; zero means Options.GID
@@ -75,8 +75,8 @@ type Connect struct {
 
 	// ResponseTimeout goes into both CM response timeouts. Zero means 17 (0.54 s).
 	ResponseTimeout ib.Timeout
-	// MaxRetries is how often we send the REQ again, 1 to 15. The REQ names it as the number
-	// for the peer too. Zero means Options.MaxRetries.
+	// MaxRetries is how often we send the REQ again, 1 to 15. The REQ asks the peer to use the
+	// same number. Zero means Options.MaxRetries.
 	MaxRetries uint8
 
 	FlowLabel    uint32 // 20 bits
@@ -86,7 +86,7 @@ type Connect struct {
 	PacketRate   uint8 // 6-bit rate code; zero means 3 (10 Gbit/s)
 
 	// Path is the path to Remote on InfiniBand. If it has a DLID it replaces the five fields
-	// above, and the MADs take it too.
+	// above, and the CM messages take it too.
 	Path verbs.Path
 
 	// PrivateData is at most 92 octets and goes into the REQ, and into the MRA
@@ -114,8 +114,8 @@ type Accept struct {
 	PrivateData                        []byte // at most 196 octets
 }
 
-// Reject answers a REQ or a REP with a REJ. Repeats of that message get the
-// same REJ again. After ReplyReceived the end of the handle is Failed.
+// Reject answers a REQ or a REP with a REJ. Repeats of that message get the same REJ again. After
+// ReplyReceived the handle ends with Failed; after RequestReceived no Failed follows.
 type Reject struct {
 	Handle      Handle
 	Reason      Reason
@@ -123,19 +123,20 @@ type Reject struct {
 	PrivateData []byte // at most 148 octets
 }
 
-// Defer answers a REQ or a REP with an MRA: the user needs up to Timeout more to answer.
+// Defer answers a REQ or a REP with an MRA: the user needs up to Timeout more to answer. The
+// Manager waits for the user that long, but at most 60 s and at least UserTimeout.
 type Defer struct {
 	Handle      Handle
 	Timeout     ib.Timeout
 	PrivateData []byte // at most 222 octets
 }
 
-// Cancel abandons an outstanding REQ at once and without a word; a REP that
-// still comes is answered with REJ 28. In other states it is Disconnect.
+// Cancel abandons an outstanding REQ at once and sends nothing. For some seconds, at most 10, a REP
+// that still arrives gets REJ 28. In other states Cancel does the same as Disconnect.
 type Cancel struct{ Handle Handle }
 
-// Disconnect ends a connection in any state: with a DREQ if it is up, else with a
-// REJ. The end of the handle is Disconnected if it was up, else Failed.
+// Disconnect ends a connection in any state: with a DREQ if it is up, else with a REJ. The handle
+// ends with Disconnected if the connection was up, else with Failed.
 type Disconnect struct {
 	Handle Handle
 	// PrivateData goes into the DREQ (at most 220 octets; docs/ambiguities.md leaves it
@@ -180,13 +181,13 @@ type Options struct {
 	// UserTimeout bounds how long the user may leave a REQ or REP unanswered.
 	// Zero means 10 s.
 	UserTimeout time.Duration
-	// MinTimewait is the least time for which a QPN and communication ID are
-	// held back. Zero means 1 s.
+	// MinTimewait is the least time for which TIMEWAIT and REJECTED hold a QPN and
+	// communication ID back. Zero means 1 s.
 	MinTimewait time.Duration
 
 	// MaxConns bounds the connections, timewait included. Zero means 4096. At the bound the
-	// REJ kept longest for repeats makes room. Without such a REJ a new REQ gets REJ 1, and a
-	// Connect ends with Failed.
+	// rejected REQ whose REJ has been kept longest makes room. Without such a REQ a new REQ gets
+	// REJ 1, and a Connect ends with Failed.
 	MaxConns int
 	// MaxHalfOpen bounds the incoming connections that are not yet established. Zero
 	// means 256. At the bound a new REQ replaces the oldest one if that is at least a second

@@ -20,7 +20,8 @@ type Manager struct {
 	listeners []Listen
 
 	// Every connection is in byHandle and byLocal until it is released, in timers while it has
-	// a deadline, and in each other map while it has the key of that map.
+	// a deadline, and in each other map while it has the key of that map. A passive connection in
+	// StateRejected is not in byRemoteQP.
 	byHandle   map[Handle]*conn
 	byLocal    map[mad.CommID]*conn // our communication ID
 	byRemote   map[remoteID]*conn
@@ -43,15 +44,16 @@ type Manager struct {
 	rx  received // the MAD at hand
 }
 
-// A remoteID identifies a connection by what the peer named. The GID is part of it, so that a
-// foreign port cannot reach the connection by naming the peer's GUID.
+// A remoteID identifies a connection by the peer's GID, CA GUID and communication ID. The GID is
+// included so that another port cannot reach the connection by naming the peer's GUID.
 type remoteID struct {
 	gid    ib.GID
 	guid   ib.GUID
 	commID mad.CommID
 }
 
-// A remoteQP is a QP of a peer. It finds stale connections.
+// A remoteQP is a QP of a peer. A second connection with the same one shows that the first may be
+// stale.
 type remoteQP struct {
 	gid  ib.GID
 	guid ib.GUID
@@ -154,7 +156,7 @@ func (m *Manager) Step(dst []Action, now time.Time, ev Event) []Action {
 	return dst
 }
 
-// Deadline says when the driver must send Wake; zero means never.
+// Deadline returns when the driver must send Wake; zero means never.
 func (m *Manager) Deadline() time.Time {
 	if c := m.timers.First(); c != nil {
 		return c.deadline
@@ -215,8 +217,8 @@ func (m *Manager) local(g ib.GID) ib.GID {
 	return g
 }
 
-// user returns the connection of an event of the user if it is still alive and
-// in one of states (in any state if none are given). Otherwise it counts the event and returns nil.
+// user returns connection h for an event of the user named what. If the connection has ended, or is
+// in none of states, user counts the event and returns nil. Without states any state will do.
 func (m *Manager) user(h Handle, what string, states ...State) *conn {
 	c := m.byHandle[h]
 	if c == nil || c.ended || len(states) > 0 && !slices.Contains(states, c.state) {
@@ -314,8 +316,8 @@ func (m *Manager) evictHalfOpen() bool {
 	return true
 }
 
-// makeRoom forgets the REJ that is kept longest, if there are as many connections
-// as there may be: anybody can cause a REJ with one REQ, and must not keep others out so.
+// makeRoom releases the passive connection whose REJ has been kept longest, if there are MaxConns
+// connections. Anybody can cause a REJ with one REQ, and must not keep others out in this way.
 // A repeat of that REQ then counts as a new one.
 func (m *Manager) makeRoom() {
 	if len(m.byHandle) >= m.opt.MaxConns && len(m.rejected) > 0 {

@@ -90,7 +90,7 @@ type counts struct {
 // Counters calls f for every counter, in a fixed order.
 func (m *Manager) Counters(f func(name string, value uint64)) { counters.Each(&m.counts, f) }
 
-// took notes that the MAD at hand was understood.
+// took notes that the MAD at hand was accepted, or was answered without a connection.
 func (m *Manager) took(c *conn, text string) {
 	m.follow(c)
 	n := m.rx.note

@@ -7,8 +7,8 @@ import (
 
 // Owns reports whether a MAD is for this Manager: a REQ for a service ID that the Manager
 // listens on, or a message about one of its connections. Several Managers may share
-// a QP 1. A MAD that no Manager owns goes to one of them, which answers it as the
-// rules say.
+// a QP 1. The driver gives a MAD that no Manager owns to one of them, which answers it as
+// IBA volume 1 demands, for instance with a REJ.
 func (m *Manager) Owns(in *verbs.MAD) bool {
 	_, msg, err := mad.Parse(in.Data[:])
 	if err != nil {

@@ -8,7 +8,8 @@ import (
 	"ipoibcm/wire/mad"
 )
 
-// recvREQ handles a REQ: it rejects one whose GIDs are wrong, and sorts repeats from new ones.
+// recvREQ handles a REQ. It drops a REQ above REQsPerSecond, rejects one whose GIDs are wrong, and
+// separates repeats from new ones.
 func (m *Manager) recvREQ(in *verbs.MAD, req *mad.REQ) {
 	src := in.Remote
 	if src.IsZero() { // a fabric without GRH: only the REQ itself names its source
@@ -35,8 +36,9 @@ func (m *Manager) recvREQ(in *verbs.MAD, req *mad.REQ) {
 	m.newREQ(in, src, req)
 }
 
-// repeatedREQ answers a REQ whose communication ID is on record in the way that it was
-// answered before, and never asks the user again.
+// repeatedREQ answers a REQ whose communication ID is on record. It never asks the user again, but
+// repeats the last answer. It rejects the REQ if that belongs to another connection, or if the
+// connection is in TIMEWAIT.
 func (m *Manager) repeatedREQ(in *verbs.MAD, c *conn, req *mad.REQ) {
 	if c.active || c.p.ServiceID != req.ServiceID || c.p.RemoteQPN != req.LocalQPN {
 		m.rejectREQ(in, req, ReasonDuplicateCommID, m.ownerData(m.local(in.Local)),
@@ -140,7 +142,7 @@ func pathOfREQ(c *Params, back verbs.Path, req *mad.REQ) verbs.Path {
 	return p
 }
 
-// unfitREQ says why a REQ cannot lead to a connection; text is empty if it can.
+// unfitREQ returns why a REQ cannot lead to a connection; text is empty if it can.
 func (m *Manager) unfitREQ(req *mad.REQ) (reason Reason, text string) {
 	switch {
 	case req.Transport != ib.RC && req.Transport != ib.UC:
@@ -212,7 +214,7 @@ func (m *Manager) recvRTU(rtu *mad.RTU) {
 	}
 }
 
-// data takes the first packet on a QP in place of an RTU that was lost.
+// data takes the first packet on a QP as proof that the peer has the REP, in place of the RTU.
 func (m *Manager) data(ev DataOnQP) {
 	c := m.byQPN[ev.QPN]
 	if c == nil || c.state != StateREPSent && c.state != StateMRAREPRcvd {

@@ -13,8 +13,8 @@ type received struct {
 	note Note   // of the MAD, without its outcome
 }
 
-// recv handles a MAD from QP from of the peer. Exactly one Note tells what became of it: took,
-// duplicate, drop and rejectREQ each write it.
+// recv handles a MAD. The peer's QP from gets the answers to it: QP 1, or the peer's UD QP. Exactly
+// one Note reports what became of the MAD, written by took, duplicate or drop.
 func (m *Manager) recv(in *verbs.MAD, from ib.QPN) {
 	inband := from != ib.QPNGSI
 	m.rx = received{mad: in, from: from, note: Note{Dir: Received, Remote: in.Remote, Inband: inband}}
@@ -68,8 +68,8 @@ func (m *Manager) recv(in *verbs.MAD, from ib.QPN) {
 	}
 }
 
-// wrongVersion rejects a REQ of another class version; other messages it drops. It can read the
-// communication ID, because that has the same place in all versions.
+// wrongVersion rejects a REQ of another class version, and drops other messages. It can read the
+// communication ID of the REQ, because that has the same place in all versions.
 func (m *Manager) wrongVersion(in *verbs.MAD, h mad.Header) {
 	if h.Attr != mad.AttrREQ || h.Method != mad.MethodSend {
 		m.drop(nil, DropClass, "another class version")
@@ -94,8 +94,9 @@ func (m *Manager) conn(local, remote mad.CommID) *conn {
 	return nil
 }
 
-// fromPeer reports whether the MAD at hand comes from the peer's GID and, if both the MAD and the
-// connection are in-band, from the peer's UD QP. It drops any other MAD (docs/security.md).
+// fromPeer reports whether the MAD at hand comes from the peer's GID, or has no source GID, and, if
+// both the MAD and the connection are in-band, from the peer's UD QP. It drops any other MAD
+// (docs/security.md).
 func (m *Manager) fromPeer(c *conn) bool {
 	if src := m.rx.mad.Remote; !src.IsZero() && src != c.p.Remote {
 		m.drop(c, DropSource, "it comes from another GID than the connection's")
@@ -108,8 +109,8 @@ func (m *Manager) fromPeer(c *conn) bool {
 	return true
 }
 
-// follow makes the CM messages of c go to the QP that the MAD at hand came from: QP 1, or the
-// peer's UD QP. It is not called for a MAD that was dropped.
+// follow makes us send the CM messages of c to the QP that the MAD at hand came from: QP 1, or the
+// peer's UD QP. A MAD that was dropped has no such effect.
 func (m *Manager) follow(c *conn) {
 	if c != nil {
 		c.p.CMQPN = m.rx.from
@@ -163,7 +164,7 @@ func (m *Manager) recvLAP(in *verbs.MAD, lap *mad.LAP) {
 	m.reply(in, apr)
 }
 
-// recvSIDRREQ says that no UD service is resolved here.
+// recvSIDRREQ answers that SIDR is not supported.
 func (m *Manager) recvSIDRREQ(in *verbs.MAD, req *mad.SIDRREQ) {
 	if !m.mayReply(in) {
 		return

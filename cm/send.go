@@ -22,7 +22,8 @@ func fill(dst, src []byte) {
 	copy(dst, src)
 }
 
-// sendUntilAnswered sends msg, and has the timer send it again until the state changes.
+// sendUntilAnswered sends msg. The timer sends it again until the state changes or c.maxRetries are
+// used up.
 func (m *Manager) sendUntilAnswered(c *conn, msg mad.Message) {
 	put(&c.msg, msg)
 	c.tries = 0
@@ -54,7 +55,7 @@ func (m *Manager) transmit(c *conn, buf *[verbs.MADLen]byte, msg mad.Message, ag
 		Data: *buf}, msg, n)
 }
 
-// reply answers a MAD without a connection. The answer goes to the MAD's source: to QP 1 if the
+// reply answers a MAD without a connection. It sends the answer to the MAD's source: to QP 1 if the
 // MAD came at QP 1, whatever QPN it names as its sender, else to the UD QP that it came from.
 func (m *Manager) reply(in *verbs.MAD, msg mad.Message) {
 	out := &verbs.MAD{Remote: in.Remote, Local: in.Local, QPN: m.rx.from, PKey: in.PKey, Path: in.Path}
@@ -115,7 +116,7 @@ func (c *conn) rej(reason Reason, ari, private []byte) mad.REJ {
 	return rej
 }
 
-// rejectREQ rejects a REQ that got no connection, unless mayReply says no.
+// rejectREQ rejects a REQ that gets no connection. If mayReply returns false, it sends nothing.
 func (m *Manager) rejectREQ(in *verbs.MAD, req *mad.REQ, reason Reason, private []byte, why string) {
 	if !m.mayReply(in) {
 		return
@@ -124,7 +125,7 @@ func (m *Manager) rejectREQ(in *verbs.MAD, req *mad.REQ, reason Reason, private 
 	m.answerREQ(in, req, reason, private)
 }
 
-// answerREQ sends a REJ and keeps nothing of it: a repeat of the REQ is judged anew.
+// answerREQ sends a REJ and keeps no record, so a repeat of the REQ is judged anew.
 func (m *Manager) answerREQ(in *verbs.MAD, req *mad.REQ, reason Reason, private []byte) {
 	rej := mad.REJ{TransactionID: req.TransactionID, RemoteCommID: req.LocalCommID, MessageRejected: mad.KindREQ,
 		Reason: reason}

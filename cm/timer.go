@@ -32,8 +32,8 @@ func tryWait(respond, ack ib.Timeout) time.Duration {
 	return max(minWait, bounded(respond)+bounded(ack))
 }
 
-// patience returns after how long a peer that waits respond for our answer must get one, or an
-// MRA: half of respond is left for the way.
+// patience returns how long we may take to answer, or to send an MRA, if the peer waits respond for
+// our answer. The other half of respond is left for the way.
 func patience(respond ib.Timeout) time.Duration { return max(minWait, bounded(respond)/2) }
 
 // Before orders connections by deadline, then by age.

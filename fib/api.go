@@ -40,21 +40,21 @@ type Path struct {
 type Event interface{ step(*Table) }
 
 type (
-	// Host is a change in the kernel, as hostnet tells it.
+	// Host is a change in the kernel, as hostnet reports it.
 	Host struct{ rtnl.Event }
 
-	// Resolve asks for the next hop of a packet from the TUN. The answer is Forward, at once or
-	// after Answered. The machine owns Packet from now on.
+	// Resolve asks for the next hop of a packet from the TUN. The machine answers with Forward, at
+	// once or after Answered, or drops and counts the packet. It owns Packet from now on.
 	Resolve struct {
 		Flow   rtnl.Flow
 		Packet []byte
 	}
 
-	// Stale says that the data path used an old answer. Flow has the fields that the data path
-	// takes from packets.
+	// Stale says that the data path used an answer that is older than maxAge, or that a StaleDest
+	// concerned. Flow has the fields that the data path takes from packets.
 	Stale struct{ Flow rtnl.Flow }
 
-	// Answered is the outcome of Lookup. With Err the kernel gave no answer.
+	// Answered is the outcome of Lookup. If Err is not nil, the kernel gave no answer.
 	Answered struct {
 		Lookup  Lookup
 		NextHop NextHop
@@ -71,7 +71,7 @@ type (
 		Err     error       // any other failure; a missing route to remove is no error
 	}
 
-	// SetHop says how a neighbour is reached from now on. A zero path says that this is not known
+	// SetHop sets how a neighbour is reached from now on. A zero path means that this is not known
 	// any more.
 	SetHop struct {
 		Addr netip.Addr
@@ -82,10 +82,10 @@ type (
 	// remembers.
 	TooBig struct{}
 
-	// SetUDMTU says that the largest datagram has another size from now on, in octets of IP.
+	// SetUDMTU changes Options.UDMTU.
 	SetUDMTU struct{ MTU int }
 
-	// Stop forgets all destinations.
+	// Stop forgets all destinations, and drops the packets that wait for answers.
 	Stop struct{}
 
 	// Wake says that Deadline has passed. A Wake before that does nothing.
@@ -103,8 +103,8 @@ type (
 		Packet []byte
 	}
 
-	// Expect says that packets from Src will most likely go to next hop Hop. The driver may look
-	// for that neighbour while the kernel is asked.
+	// Expect says that the next hop of a packet from Src is most likely Hop. The driver may resolve
+	// that neighbour while the kernel still looks up the route.
 	Expect struct{ Hop, Src netip.Addr }
 
 	// Lookup asks the kernel for the next hop of a flow. The driver calls its method Do, not on the
@@ -115,18 +115,18 @@ type (
 		Resets uint32 // how often all destinations had been forgotten by then
 	}
 
-	// SetPath makes the data path reach hop by path from now on. A zero path forgets the hop; no
-	// destination leads to it then.
+	// SetPath makes the data path use Path for Hop from now on. A zero Path makes it forget the hop;
+	// no destination leads to the hop then.
 	SetPath struct {
 		Hop  netip.Addr
 		Path Path
 	}
 
-	// AskPath asks for SetHop, if the hop is a known neighbour.
+	// AskPath asks the driver for a SetHop, if the hop is a known neighbour or group.
 	AskPath struct{ Hop netip.Addr }
 
-	// SetDest leads a flow to a hop, for which there was a SetPath. A zero hop forgets the
-	// destination.
+	// SetDest makes the data path send a flow to Hop. The SetPath of Hop comes before it. A zero Hop
+	// makes the data path forget the flow.
 	SetDest struct {
 		Flow rtnl.Flow
 		Hop  netip.Addr
@@ -136,15 +136,18 @@ type (
 	// packet of each destination does.
 	StaleDest struct{ Flow rtnl.Flow }
 
-	// ResetDests forgets all destinations and takes flows by Fields from now on.
+	// ResetDests makes the data path forget all destinations. From now on Fields are the fields of
+	// packets that make up a flow.
 	ResetDests struct{ Fields rtnl.Fields }
 
-	// SetRoute removes a route of ours and adds another; either may be zero. The driver calls its
-	// method Do. If New is there already, ours or the kernel's, its metrics are changed. With Ask,
-	// New is added only if it is a guest where the kernel sends to Host without it, in the table
-	// and with the source of the kernel's answer. SetRule replaces a rule likewise. FlushExceptions
-	// empties the kernel's cache of path MTUs, because the MTU of a next hop rose. The outcome of
-	// each is Done. They are done in the order given, not on the goroutine that steps the machine.
+	// SetRoute removes our route Old and adds New; either may be zero. The driver calls its method
+	// Do. If New is there already, as a route of ours or of the kernel, Do changes its metrics. With
+	// Ask, Do first removes Old and asks how the kernel sends to Host without it. Then it adds New
+	// only if New may be a guest there ([NextHop.NotGuest]), in the table of the kernel's answer and
+	// for IPv4 with its source. SetRule replaces rule Old by New; either may be zero.
+	// FlushExceptions empties the kernel's cache of path MTUs, because the MTU of a next hop rose.
+	// The outcome of each is Done. The driver carries them out in the order given, but not on the
+	// goroutine that steps the machine.
 	SetRoute struct {
 		Old, New rtnl.Route
 		Host     netip.Addr // the neighbour that New is for, if any
@@ -155,13 +158,13 @@ type (
 	SetRule         struct{ Old, New rtnl.Rule }
 	FlushExceptions struct{}
 
-	// Device passes on that the device or its addresses changed: LinkChange, AddrSet, AddrGone.
-	// IPv6Up says that the kernel does IPv6 on the device again, and has forgotten IPv6 settings of
-	// the time before.
+	// Device passes on a change of the device or its addresses: LinkChange, AddrSet or AddrGone.
+	// IPv6Up says that the kernel does IPv6 on the device again, and that it has forgotten the
+	// device's earlier IPv6 settings.
 	Device struct{ rtnl.Event }
 	IPv6Up struct{}
 
-	// Note tells people what the kernel refused, or why no route is made for a neighbour.
+	// Note tells people what the kernel refused or could not answer, or why a neighbour gets no route.
 	Note struct {
 		Addr netip.Addr // zero if the note is about no address
 		Text string

@@ -8,8 +8,8 @@ import (
 	"ipoibcm/rtnl"
 )
 
-// A Kernel answers where it would send a packet. An error means that it could not be asked; that
-// there is no route is an answer.
+// A Kernel answers how it would send a packet. An error means that the kernel could not be asked.
+// A missing route is an answer and not an error.
 type Kernel interface {
 	Lookup(rtnl.Query) (rtnl.Answer, error)
 }
@@ -27,7 +27,7 @@ type Router interface {
 type NextHop struct {
 	Addr   netip.Addr  // the gateway; the destination itself if it is on the link
 	Answer rtnl.Answer // the kernel's own choice
-	Bound  bool        // the kernel was asked for a sender bound to this device, because it would take another device
+	Bound  bool        // asked for a sender bound to this device; others go by another device, or nowhere
 	Leaves bool        // packets leave by the device; with Bound, those whose sender is bound to it
 	ByDSCP bool        // AskHost: packets of some DSCP go elsewhere
 }
@@ -72,7 +72,8 @@ func (s SetRoute) Do(k Router) (d Done) {
 	return d
 }
 
-// An asker is a kernel that is asked no more after it could not be asked once.
+// An asker asks a kernel until a Lookup fails. It keeps that error, and answers with zero from then
+// on.
 type asker struct {
 	Kernel
 	err error
@@ -94,8 +95,9 @@ const loopback = 1
 //
 // It asks the kernel without naming the device, as for the packet itself. If it named the device,
 // IPv4 would always take the first hop of a multipath route, take a destination without a route
-// for on-link, and apply rules that the packet has not met. Only if the answer is another device,
-// and no hop of it leads by ours, does Ask name the device: then the sender is bound to it.
+// for on-link, and apply rules that the packet has not met. Ask names the device only if the
+// kernel has no route, or if the route leads to another device and none of its hops to ours. The
+// sender must be bound to our device then.
 //
 // In a VRF Ask names the VRF, because senders there are bound to it. The kernel then looks in the
 // table of the VRF, for routes by any device (l3mdev_update_flow in net/l3mdev/l3mdev.c).
@@ -127,8 +129,8 @@ func Ask(kernel Kernel, link rtnl.Link, flow rtnl.Flow) (NextHop, error) {
 		a = k.ask(q)
 	}
 	if hop.Bound = !a.OK() || a.OIF != device; hop.Bound {
-		// Ask as a sender does that is bound to the device. A forwarded packet cannot be asked for
-		// like that; and with a source, IPv6 takes the device only as a preference
+		// Ask as for a sender that is bound to the device. The kernel takes no such query about a
+		// forwarded packet; and with a source, IPv6 takes the device only as a preference
 		// (ip6_route_output_flags in net/ipv6/route.c).
 		if q.Match, q.Through, q.OIF = false, 0, device; q.IIF != 0 {
 			q.Src, q.IIF = netip.Addr{}, 0
@@ -138,16 +140,16 @@ func Ask(kernel Kernel, link rtnl.Link, flow rtnl.Flow) (NextHop, error) {
 			a = k.ask(q)
 		}
 	}
-	// Without any route the next hop is the destination itself: a rule that looks at something a
-	// TUN does not show brought the packet here.
+	// Without any route the next hop is the destination itself. The packet is here because of a rule
+	// that looks at something that a TUN does not show.
 	if hop.Leaves = a.OK() && a.OIF == device; hop.Leaves && a.Via.IsValid() {
 		hop.Addr = a.Via.WithZone("")
 	}
 	return hop, k.err
 }
 
-// AskHost asks how the kernel sends packets to a neighbour, for [NextHop.NotGuest]. With byDSCP it
-// asks for every DSCP, because there may be routes for some.
+// AskHost asks how the kernel sends packets to neighbour a, for [NextHop.NotGuest]. With byDSCP it
+// asks for every DSCP of IPv4, because some may have routes of their own.
 func AskHost(kernel Kernel, link rtnl.Link, a netip.Addr, byDSCP bool) (NextHop, error) {
 	k := &asker{Kernel: kernel}
 	q := rtnl.Query{Flow: rtnl.Flow{Dst: a}, Match: true}
@@ -163,11 +165,13 @@ func AskHost(kernel Kernel, link rtnl.Link, a netip.Addr, byDSCP bool) (NextHop,
 	return hop, k.err
 }
 
-// taken is the reason for no host route of ours where somebody else's stands.
+// taken is the reason for no host route of ours if somebody else's is there.
 const taken = "it has a host route of somebody else's, whose MTU counts"
 
-// NotGuest says why no host route of ours may show the MTU of neighbour h.Addr. The result is
-// empty if the kernel sends to it on the link by device, and nobody else has set an MTU for it.
+// NotGuest returns why no host route of ours may show the MTU of neighbour h.Addr, or "" if one may.
+// One may if all packets to the neighbour leave on the link itself, by a route that is not a default
+// route nor another host route, and that has no MTU that somebody else has set. In a VRF, that route
+// must be in the table of the VRF.
 func (h NextHop) NotGuest(link rtnl.Link) (why string) {
 	a := h.Answer
 	switch {

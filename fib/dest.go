@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// maxAge is the age at which an answer in use is asked for again. The data path tells when an
-	// answer is older (Stale).
+	// maxAge is the age at which the machine asks again for an answer that is in use. The data path
+	// reports the use of an older answer with Stale.
 	maxAge = 30 * time.Second
 	// maxWaitingPackets bounds the packets that wait for one answer.
 	maxWaitingPackets = 64
@@ -24,7 +24,7 @@ type dest struct {
 	entry
 	hop      netip.Addr // zero until the first answer
 	answered time.Time  // when the kernel answered last; zero before the first answer
-	asked    uint32     // generation of the last Lookup; a change inside one prefix makes it another
+	asked    uint32     // generation at the last Lookup; reroute makes it differ after a change to a prefix
 	asking   bool       // a Lookup is under way
 	waiting  [][]byte   // packets for the first answer
 
@@ -35,9 +35,9 @@ type dest struct {
 type dests struct {
 	fields rtnl.Fields
 	index  index[*dest]
-	// used has the destinations by the time of their last answer, or of the first question. Those
-	// in use are asked for again every maxAge. So the oldest is the one that was used longest ago,
-	// within maxAge.
+	// used has the destinations in the order of their last answers, or of the first question before
+	// any answer. The machine asks again for a destination in use every maxAge. So the oldest one is
+	// the one that was used longest ago, with an error of at most maxAge.
 	used       lru.List[dest, *dest]
 	lookups    int    // Lookups under way
 	packets    int    // packets that wait for answers
@@ -55,8 +55,8 @@ func (s *dests) deadline() time.Time {
 	return time.Time{}
 }
 
-// step forwards a packet for which the data path had no destination, or asks the kernel for its
-// next hop.
+// step forwards a packet for which the data path had no destination. If the next hop is not known,
+// it asks the kernel and keeps the packet. Above the limits it drops the packet.
 func (ev Resolve) step(t *Table) {
 	d := t.dests.index.get(ev.Flow)
 	if d == nil {
@@ -121,7 +121,8 @@ func (t *Table) ask(d *dest) {
 	t.do(Lookup{Flow: d.flow, Link: t.routes.link, Resets: t.dests.resets})
 }
 
-// step tells the data path the kernel's answer.
+// step gives the kernel's answer to the data path, and forwards the packets that waited for it. If
+// the kernel could not be asked, an old answer stays in force; without one, step drops the packets.
 func (ev Answered) step(t *Table) {
 	d := t.dests.index.get(ev.Lookup.Flow)
 	if d == nil || !d.asking || ev.Lookup.Resets != t.dests.resets {
@@ -185,7 +186,8 @@ func (Wake) step(t *Table) {
 	}
 }
 
-// reroute makes destinations inside p be asked for again. A zero p stands for all.
+// reroute makes the next packet to each destination inside p ask the kernel again. A zero p stands
+// for all destinations.
 func (t *Table) reroute(p netip.Prefix) {
 	if !p.IsValid() || p.Bits() == 0 {
 		t.dests.generation++
@@ -199,8 +201,8 @@ func (t *Table) reroute(p netip.Prefix) {
 	}
 }
 
-// setFields makes other fields of packets decide their flows from now on. Waiting packets are
-// asked for anew.
+// setFields makes f the fields of packets that make up a flow. If they change, setFields forgets
+// all destinations and resolves the waiting packets again.
 func (t *Table) setFields(f rtnl.Fields) {
 	if f == t.dests.fields {
 		return

@@ -1,19 +1,19 @@
 // Package fib is the forwarding information base of one interface, as a pure state machine. It
-// knows which next hop a packet from the TUN has, what the data path knows of that, and which
-// routes of ours the kernel should have.
+// knows the next hops of packets from the TUN, which of them the data path has been given, and
+// which routes of ours the kernel should have.
 //
-// A TUN shows a packet and not its next hop. The kernel chose one, and is asked which ([Ask]);
-// nothing here looks at routes or rules to find it. The kernel's answer is kept as a destination,
-// and forgotten or asked for again when the kernel says that something changed. An old answer
-// serves until the new one is there.
+// A TUN shows a packet and not its next hop. The kernel chose the next hop, so the machine has the
+// driver ask the kernel ([Ask]); nothing here looks at routes or rules to find it. The machine
+// keeps each answer as a destination. When the kernel reports a change, the machine forgets the
+// answer or asks again. An old answer serves until the new one is there.
 //
-// Routes of ours are guests in the kernel's tables. A host route shows the MTU of a connection. It
-// is made only where the kernel sends the peer's packets on the link by itself, and never in the
-// place of somebody else's route. The kernel's own routes of the device get metrics; nothing else
-// of them changes.
+// Routes of ours are guests in the kernel's tables. A host route shows the MTU of a connection.
+// The machine makes it only where the kernel by itself sends the peer's packets on the link, and
+// never in the place of somebody else's route. Of the kernel's own routes of the device it changes
+// only the metrics.
 //
-// The package keeps no copy of other routes. It cannot see what a TUN does not show of a packet:
-// mark, user, incoming device.
+// The package keeps no copy of other routes. It does not know the mark, user and incoming device
+// of a packet, because a TUN does not show them.
 package fib
 
 import (
@@ -32,7 +32,7 @@ type Options struct {
 	UDMTU int // octets of IP over UD; zero means 2044
 
 	// BestMessage is the cheapest message size for the provider in octets, encapsulation header
-	// included. Our routes ask the peers' TCP for no larger ones. Zero sets no limit.
+	// included. Our routes ask the peers' TCP for no larger messages. Zero sets no limit.
 	BestMessage int
 
 	MaxDests   int // destinations; zero means 262144
@@ -47,7 +47,7 @@ type Table struct {
 	hops   map[netip.Addr]*hop
 	hosts  index[*host]
 	routes routes    // the kernel's routes of the device, and its state
-	tooBig time.Time // when the kernel last heard of a smaller path MTU
+	tooBig time.Time // last TooBig; zero if none came since a next hop's MTU rose
 	n      Counters
 
 	now time.Time // time of the Step under way
@@ -84,10 +84,10 @@ func (t *Table) note(a netip.Addr, format string, args ...any) {
 	t.do(Note{Addr: a, Text: fmt.Sprintf(format, args...)})
 }
 
-// Fields says which fields of packets decide their next hops now.
+// Fields returns the fields of packets that decide their next hops now.
 func (t *Table) Fields() rtnl.Fields { return t.dests.fields }
 
-// Link returns the device as the kernel last told of it. Its index is zero before the first
+// Link returns the device as the kernel last reported it. Its index is zero before the first
 // Resync.
 func (t *Table) Link() rtnl.Link { return t.routes.link }
 

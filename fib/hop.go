@@ -10,7 +10,7 @@ import (
 	"ipoibcm/rtnl"
 )
 
-// exceptionLife is how long the kernel remembers a path MTU that an ICMP message told it
+// exceptionLife is how long the kernel remembers a path MTU from an ICMP message
 // (net.ipv4.route.mtu_expires, net.ipv6.route.mtu_expires).
 const exceptionLife = 10 * time.Minute
 
@@ -24,8 +24,8 @@ type hop struct {
 // miss returns the path of a hop that is not known: packets are handed up.
 func (t *Table) miss() Path { return Path{Kind: PathMiss, MTU: t.effective(t.opt.UDMTU)} }
 
-// step asks again how each next hop is reached, and changes the MTU of misses, which is that of
-// UD.
+// step gives the new UD MTU to each next hop whose path is a miss, and asks again how each next
+// hop is reached.
 func (ev SetUDMTU) step(t *Table) {
 	t.opt.UDMTU, t.routes.dirty = ev.MTU, true
 	for _, a := range slices.SortedFunc(maps.Keys(t.hops), netip.Addr.Compare) {
@@ -36,7 +36,7 @@ func (ev SetUDMTU) step(t *Table) {
 	}
 }
 
-// hold notes that one more destination leads to a.
+// hold counts one more destination that leads to a.
 func (t *Table) hold(a netip.Addr) {
 	h := t.hops[a]
 	if h == nil {
@@ -61,7 +61,8 @@ func (t *Table) release(a netip.Addr) {
 	t.do(SetPath{Hop: a})
 }
 
-// step takes the path to a neighbour to the data path, and to the neighbour's host route.
+// step puts the path to a neighbour into the data path, and its MTU into the neighbour's host
+// route.
 func (ev SetHop) step(t *Table) {
 	a, path, want := ev.Addr, ev.Path, 0
 	switch path.Kind {
@@ -73,8 +74,8 @@ func (ev SetHop) step(t *Table) {
 	if h := t.hops[a]; h != nil && h.path != path {
 		t.do(SetPath{Hop: a, Path: path})
 		if path.MTU > h.path.MTU {
-			// The kernel may remember a smaller path MTU of destinations behind a gateway, and would
-			// keep to it until it forgets.
+			// The kernel may remember a smaller path MTU for destinations behind a gateway, and would
+			// use it for as long as exceptionLife.
 			if t.now.Sub(t.tooBig) < exceptionLife {
 				t.n.Flushes++
 				t.do(FlushExceptions{})
@@ -107,9 +108,9 @@ func (t *Table) Hop(a netip.Addr) HopInfo {
 	return i
 }
 
-// Hops yields the next hops that destinations lead to, in no order. Events may come while it runs.
-// A hop that comes or goes meanwhile is yielded or not; one that goes and comes again may be
-// yielded twice.
+// Hops yields the next hops that destinations lead to, in no order. Step may be called between two
+// yields. A hop that is added or removed meanwhile may be yielded or not. One that is removed and
+// added again may be yielded twice.
 func (t *Table) Hops() iter.Seq[HopInfo] {
 	return func(yield func(HopInfo) bool) {
 		for a := range t.hops {

@@ -33,8 +33,8 @@ func (x index[T]) get(f rtnl.Flow) (e T) {
 	return e
 }
 
-// in yields the entries inside p, in order. The zero p yields all. No entry may come or go
-// meanwhile.
+// in yields the entries inside p, in order. With a zero p it yields all entries. The caller must not
+// add or delete entries meanwhile.
 func (x index[T]) in(p netip.Prefix) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		*x.probe.key() = rtnl.Flow{Dst: p.Masked().Addr()}

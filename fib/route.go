@@ -19,7 +19,7 @@ const (
 	// groupTables plus the index of the device is the table of its multicast route. No other
 	// interface has that table.
 	groupTables = 75 << 16
-	// groupPriority is the priority of the rule that leads to that table: before table main.
+	// groupPriority is the priority of the rule for that table: before the rule for table main.
 	groupPriority = 32765
 )
 
@@ -33,8 +33,8 @@ type routes struct {
 	dirty bool      // reconcile must look at own and rule
 }
 
-// An ownRoute is a route that the kernel made, or our multicast route, as the kernel has it or was
-// last told.
+// An ownRoute is a route that the kernel made, or our multicast route. It is as the kernel last
+// reported it or as we last set it.
 type ownRoute struct {
 	rtnl.Route
 	failed string // what the kernel refused; people are told once
@@ -46,7 +46,7 @@ const refusedMTU = -1
 
 func (s *routes) up() bool { return s.link.Up && !s.link.Gone }
 
-// step takes one change in the kernel.
+// step handles one change in the kernel.
 func (ev Host) step(t *Table) {
 	switch ev.Kind {
 	case rtnl.Resync:
@@ -67,8 +67,8 @@ func (ev Host) step(t *Table) {
 	}
 }
 
-// resync replaces all that is known of the device. It takes first what has gone and then what has
-// come, as if by single changes.
+// resync replaces all that is known of the device. It applies the differences as single changes:
+// first what is gone, then what is new.
 func (t *Table) resync(s *rtnl.Snapshot) {
 	gone := maps.Clone(t.routes.addrs)
 	for _, a := range s.Addrs {
@@ -135,7 +135,7 @@ func (t *Table) setLink(l rtnl.Link) {
 	}
 }
 
-// setRoute takes the news that a route is new, has changed or is gone.
+// setRoute handles the kernel's report that a route is new, has changed or is gone.
 func (t *Table) setRoute(r rtnl.Route, gone bool) {
 	key := r.Key()
 	if r.Protocol == rtnl.Protocol && key != t.groupRoute().Key() {
@@ -187,9 +187,9 @@ func (t *Table) reconcile() {
 	t.setRule(rule)
 }
 
-// groupRoute returns the route that gives IPv4 multicast the MTU of UD. It stands in a table of
-// its own. A rule leads only packets there whose sender names the device; other multicast goes
-// where it went before.
+// groupRoute returns the route that gives IPv4 multicast the MTU of UD. It has a table of its own.
+// Our rule sends only packets whose sender names the device to that table, so it does not change
+// the path of other multicast.
 func (t *Table) groupRoute() rtnl.Route {
 	return rtnl.Route{Dst: multicast4, Table: groupTables + t.routes.link.Index, Type: rtnl.Multicast,
 		Protocol: rtnl.Protocol, Scope: rtnl.ScopeLink}
@@ -241,8 +241,8 @@ func (t *Table) largestTCP() int {
 	return min(n, mtu.IPMTU(uint32(t.opt.BestMessage)))
 }
 
-// step takes the outcome of a change. A change that failed is tried again when the kernel tells of
-// another change.
+// step handles the outcome of a change. A change of a route that failed is tried again when the
+// kernel reports another change. A failed SetRule or FlushExceptions is not tried again.
 func (ev Done) step(t *Table) {
 	s, ok := ev.Action.(SetRoute)
 	why := ev.Why

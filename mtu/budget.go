@@ -3,10 +3,11 @@ package mtu
 import "cmp"
 
 // A Budget decides the Receive MTU of UC connections. UC has no shared receive queue, so every
-// connection holds a ring of buffers of its own. The full size is offered until the sum of the
-// rings reaches a limit, then a smaller one (docs/adr/0003-verbs-contract.md).
+// connection holds a ring of buffers of its own. Take returns the full size while the sum of the
+// rings stays within a limit, and a smaller size after that (docs/adr/0003-verbs-contract.md).
 type Budget struct {
-	// Limit is up to how many octets of all rings Full is offered. Zero means 64 MiB.
+	// Limit bounds the octets of all rings: a ring that would exceed it gets Small instead of Full.
+	// Rings of Small have no limit. Zero means 64 MiB.
 	Limit int
 	// Ring is the number of buffers of a connection. Zero means 16.
 	Ring int

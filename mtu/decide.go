@@ -7,7 +7,7 @@ type Packet struct {
 	Len int // octets, IP header included
 	Dst netip.Addr
 	DF  bool // IPv4 only
-	// Broadcast says that Dst is a broadcast address of a subnet of the device.
+	// Broadcast reports whether Dst is a broadcast address of a subnet of the device.
 	Broadcast bool
 }
 
@@ -51,7 +51,7 @@ func (v Verdict) String() string {
 // source address that needs.
 type Decision struct {
 	Verdict Verdict
-	MTU     int    // for Fragment: that of the fragments; for TooBig: that in the ICMP message
+	MTU     int    // for Fragment: the MTU of the fragments; for TooBig: the MTU in the ICMP message
 	Reason  Reason // for Discard
 }
 
@@ -80,9 +80,9 @@ func (r Reason) String() string {
 
 var limitedBroadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 
-// Decide says what becomes of packet p towards next hop h (RFC 4755 section 7.2). Packets to a
-// gateway and to a neighbour are treated alike. Their routes show the MTU, so most senders send
-// nothing larger.
+// Decide returns the verdict on packet p, which is to be sent to next hop h (RFC 4755 section
+// 7.2). It treats packets to a gateway and to a neighbour alike. The routes to both show the MTU,
+// so most senders send nothing larger.
 func Decide(p Packet, h NextHop) Decision {
 	if p.Len <= h.MTU {
 		return Decision{Verdict: Send}
@@ -94,7 +94,7 @@ func Decide(p Packet, h NextHop) Decision {
 	if p.Dst.Is4() {
 		d := decide4(p, m)
 		if d.Verdict == Fragment && d.MTU > h.MTU {
-			// The path of now would not carry such fragments. How large they may be is certain only
+			// The present path does not carry such fragments. How large they may be is certain only
 			// when the connection is up.
 			return Decision{Verdict: Wait}
 		}

@@ -2,7 +2,7 @@
 // carries, and what to do with a packet too large for its next hop. datapath carries out the
 // decisions. fib sets the MTUs of the device's routes.
 //
-// Every function is pure. All sizes are octets. An IP MTU counts the IP header onwards; a Receive
+// Every function is pure. All sizes are octets. An IP MTU counts from the IP header on. A Receive
 // MTU also counts the 4-octet encapsulation header.
 //
 // Sources: RFC 4755 sections 5, 6 and 7.2, RFC 4391 section 7, RoCEv2 header sizes.
@@ -23,7 +23,7 @@ const (
 	MaxReceive     = uint32(1 << 31) // the largest IB message (RFC 4755 section 1)
 	MinIPv6        = 1280            // RFC 8200 section 5
 	MinIPv4        = 576             // the least that we accept where IPv6 is off; RFC 791 demands 68
-	RetryReceive   = 2048            // the offer after a REJ 26 that names no value
+	RetryReceive   = 2048            // the offer after a REJ 26 that names no smaller value
 	headerLen      = encap.HeaderLen // octets
 	ipv4HeaderLen  = 20              // without options
 	ipv6HeaderLen  = 40              //
@@ -49,7 +49,7 @@ func (e *RefusedError) Error() string {
 
 // Negotiate returns the IP MTU of a connection from both Receive MTUs: the
 // smaller one less the encapsulation header, for both directions (RFC 4755
-// section 5.1). ipv6 says whether the interface carries IPv6. The error is a
+// section 5.1). ipv6 reports whether the interface carries IPv6. The error is a
 // *RefusedError.
 func Negotiate(own, peer uint32, ipv6 bool) (int, error) {
 	need := MinIPv4
@@ -63,9 +63,10 @@ func Negotiate(own, peer uint32, ipv6 bool) (int, error) {
 	return got, nil
 }
 
-// AfterReject returns the Receive MTU to offer in the one retry after a REJ 26, or 0 if there is
-// nothing smaller to offer. offered is the Receive MTU of the refused REQ, inREJ that of the REJ's
-// private data (0 if there is none). WinOFED rejects Receive MTUs larger than its own.
+// AfterReject returns the Receive MTU to offer in the one retry after a REJ 26. offered is the
+// Receive MTU of the refused REQ, inREJ that of the REJ's private data (0 if there is none). The
+// result is inREJ if that is smaller than offered, else RetryReceive if that is smaller, else 0.
+// WinOFED rejects Receive MTUs larger than its own.
 func AfterReject(offered, inREJ uint32) uint32 {
 	for _, v := range [...]uint32{inREJ, RetryReceive} {
 		if v > headerLen && v < offered {
@@ -79,7 +80,7 @@ func AfterReject(offered, inREJ uint32) uint32 {
 // than that of the device, which the user may have lowered.
 func Effective(device, path int) int { return min(device, path) }
 
-// AdvMSS returns the TCP MSS to announce for IP packets of so many octets.
+// AdvMSS returns the TCP MSS to announce so that IP packets have at most packet octets.
 func AdvMSS(packet int, ipv6 bool) int {
 	if ipv6 {
 		return max(0, packet-ipv6HeaderLen-tcpHeaderLen)

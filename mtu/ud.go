@@ -16,8 +16,8 @@ const (
 
 // A Link is the link below the UD queue pair.
 type Link struct {
-	// Underlay is the IP MTU of the underlay device, 0 if unknown (InfiniBand,
-	// a provider that does not say).
+	// Underlay is the IP MTU of the underlay device, 0 if unknown (on InfiniBand,
+	// or if the provider does not give it).
 	Underlay int
 	IPv4     bool   // our GID is IPv4-mapped
 	Path     ib.MTU // path MTU of the port; 0 means that it is derived from Underlay
@@ -66,8 +66,9 @@ type UDError struct {
 
 func (e *UDError) Error() string { return e.Text }
 
-// PlanUD checks UD MTU want against the link. 0 means the largest that one frame of the link
-// carries, at most DefaultUD. The error is a *UDError.
+// PlanUD checks UD MTU want against the link. With want 0 it chooses the largest UD MTU that one
+// frame of the link carries, at most DefaultUD. If l.Path is not set, an IPv6 underlay that carries
+// less than MinIPv6 in one frame gets MinIPv6, in fragments. The error is a *UDError.
 func PlanUD(want int, l Link) (UDPlan, error) {
 	path := l.Path
 	if path == 0 {
@@ -118,7 +119,8 @@ func (l Link) payload(path ib.MTU) int {
 }
 
 // auto returns the largest UD IP MTU that one frame of the link carries, at most DefaultUD. An
-// IPv6 underlay carries UD in fragments too, so it gets at least room for IPv6.
+// IPv6 underlay also carries UD in fragments. So auto returns at least MinIPv6 for it, if payload
+// allows that and l.Path is not set.
 func (l Link) auto(payload int) int {
 	n := min(DefaultUD, payload-headerLen)
 	if l.Underlay == 0 {
@@ -149,8 +151,8 @@ func tooLargeIPv4(want, limit, underlay int) error {
 		want, underlay, limit, limit, jumbo)}
 }
 
-// tooLargePath names both remedies where the device's path MTU is the limit, and follows from the
-// underlay.
+// tooLargePath names both remedies for a device whose path MTU is the limit and depends on the
+// underlay MTU.
 func tooLargePath(want, most int) error {
 	need := ib.MTU256
 	for need.Octets() < want+headerLen {

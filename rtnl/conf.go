@@ -2,8 +2,8 @@ package rtnl
 
 import "net/netip"
 
-// A Conf has the sysctls that say whether a device forwards and answers for addresses: those of
-// the device, combined with those of "all".
+// A Conf has the sysctls that decide whether the host forwards packets from a device and answers
+// for addresses there. They are the device's, combined with those of "all" where noted.
 type Conf struct {
 	ARPIgnore          int  // the larger of the device's and of all's
 	Forward4, Forward6 bool // of the device
@@ -26,10 +26,11 @@ func (a Answering) String() string {
 	return [...]string{"not", "local", "proxy"}[min(a, AnswerProxy)]
 }
 
-// Answer reports whether the host answers for target when a neighbour asks for it by device.
-// target is no address of that device. route is where the kernel would send a packet to target,
-// proxies are the addresses of "ip neigh add proxy". Answer decides as the kernel does in
-// arp_process and ndisc_recv_ns.
+// Answer reports whether and how the host answers a neighbour's question for target (ARP request
+// or neighbour solicitation) that arrives on the device with index device. target must not be an
+// address of that device. route is the kernel's route for a packet to target, and proxies are the
+// addresses of "ip neigh add proxy". Answer decides as the kernel does in arp_process and
+// ndisc_recv_ns.
 func (c Conf) Answer(device int, target netip.Addr, route Answer, proxies []netip.Addr) Answering {
 	proxied := false
 	for _, p := range proxies {

@@ -24,8 +24,8 @@ func (f Flow) Compare(g Flow) int {
 		cmp.Compare(f.SrcPort, g.SrcPort), cmp.Compare(f.DstPort, g.DstPort))
 }
 
-// Fields says which fields of a packet decide its next hop. A TUN does not show the incoming
-// device, mark and user, which may decide too.
+// Fields names the fields of a packet that decide its next hop. The incoming device, the mark and
+// the user may also decide, but a TUN does not show them.
 type Fields uint8
 
 // Values of Fields. Each one includes those before it.
@@ -55,7 +55,7 @@ func (f Fields) Of(flow Flow) Flow {
 type Query struct {
 	Flow       // a zero Src lets the kernel choose one; zero Proto and ports are left out
 	OIF   int  // index of the device that the packet must leave by; zero sets none
-	IIF   int  // index of the device that it came in by; zero means that this host sends it
+	IIF   int  // index of the device that the packet came in by; zero means that this host sends it
 	Match bool // answer with the route as it stands in its table (RTM_F_FIB_MATCH): with Prefix and its own MTU
 	// Through is the index of a device, used only with Match. If the route is a multipath route
 	// with hops by that device, the answer is one of these hops, chosen by their weights.
@@ -68,8 +68,8 @@ type Answer struct {
 	OIF      int          // index of the device
 	Via      netip.Addr   // gateway; zero if the destination is on the link
 	Src      netip.Addr   // preferred source
-	Table    int          // table of the route; zero if not told
-	Protocol uint8        // who made the route; zero if not told, as for IPv4 without Match
+	Table    int          // table of the route; zero if not reported
+	Protocol uint8        // who made the route; zero if not reported, as for IPv4 without Match
 	MTU      int          // octets, of the route or an exception to it; zero means that of the device
 	Prefix   netip.Prefix // of the route; only with Match
 }
@@ -79,8 +79,8 @@ func (a Answer) OK() bool {
 	return a.Type == Unicast || a.Type == Local || a.Type == Broadcast || a.Type == Multicast
 }
 
-// ErrForeignSource says that a Query had a source that is no address of this host, and no device
-// that the packet came in by. The kernel refuses that for IPv4.
+// ErrForeignSource means that a Query has a Src that is not an address of this host, but no IIF.
+// The kernel refuses such a query for IPv4.
 var ErrForeignSource = errors.New("rtnl: the source is not an address of this host")
 
 // A Rule is one policy rule of ours: packets to To that leave by device OIF are

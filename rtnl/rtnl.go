@@ -14,9 +14,9 @@ import (
 )
 
 // Protocol is the rtnetlink protocol number ("proto 75" in ip route) of our routes:
-// per-destination MTU routes and 224.0.0.0/4. At start and at exit every route with that number is
-// removed from our device. The number is free in iproute2's rt_protos. Kernel routes to which we
-// gave other metrics keep protocol [ProtoKernel].
+// per-destination MTU routes and 224.0.0.0/4. At start and at exit we remove every route with that
+// number from our device. The number is free in iproute2's rt_protos. Kernel routes whose metrics
+// we changed keep protocol [ProtoKernel].
 const Protocol = 75
 
 // Route protocols that others use.
@@ -77,7 +77,7 @@ type Route struct {
 	Via      netip.Addr // gateway; zero if on-link; may be IPv6 for an IPv4 Dst
 	Src      netip.Addr // preferred source, may be zero
 	OnLink   bool       // the gateway is reachable though no route says so
-	MTU      int        // octets; zero means no metric: the MTU of the device counts
+	MTU      int        // octets; zero means no metric: the MTU of the device applies
 	MTULock  bool
 	AdvMSS   int // octets; zero means no metric
 	Expires  int // seconds left, for routes from RA; zero means that the route does not expire
@@ -92,7 +92,7 @@ var (
 	ErrNotFound = errors.New("rtnl: not found")                // the object to remove is not there
 )
 
-// A Key tells the routes of a device apart.
+// A Key identifies a route among all routes of a device.
 type Key struct {
 	Dst    netip.Prefix
 	Table  int
@@ -185,7 +185,7 @@ func (l Link) VRF() int {
 	return l.Master
 }
 
-// A Snapshot is all that is known of a device at one moment.
+// A Snapshot is the state of a device, with its addresses and routes, at one moment.
 type Snapshot struct {
 	Link   Link
 	Addrs  []Addr
@@ -197,7 +197,7 @@ type EventKind uint8
 
 // Kinds of events.
 const (
-	Resync EventKind = iota // Snapshot replaces all that was known
+	Resync EventKind = iota // Snapshot replaces what earlier events reported about the device
 	AddrSet
 	AddrGone
 	RouteSet // a route is new or changed: it replaces the one with the same Key
@@ -208,7 +208,7 @@ const (
 	// or of a next-hop object, an address or a link. Routes of ours do not count: they lead where
 	// packets went before.
 	Rerouted
-	// Rules says that policy rules changed, and which Fields they look at.
+	// Rules says that policy rules changed, or the Fields that rules and routes look at.
 	Rules
 )
 
@@ -229,6 +229,6 @@ type Event struct {
 	Route    Route
 	Link     Link
 	Prefix   netip.Prefix // of Rerouted
-	Unnamed  bool         // Rerouted without Prefix: routes changed that are not told one by one
+	Unnamed  bool         // Rerouted without Prefix: routes changed, and no event names each of them
 	Fields   Fields       // of Rules
 }

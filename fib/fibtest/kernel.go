@@ -1,6 +1,6 @@
 // Package fibtest has a kernel for tests. It has routes of several devices and tables, answers
-// lookups, and returns the events that its changes cause. It is written from ip-route(8) and
-// ip-rule(8), and shares no code with fib.
+// lookups, and returns the events that its changes cause. Its choice of routes is written from
+// ip-route(8) and ip-rule(8), and shares no code with fib.
 package fibtest
 
 import (
@@ -38,7 +38,7 @@ type Rule struct {
 type Kernel struct {
 	Link   rtnl.Link
 	Others []netip.Addr // addresses of other devices of the host
-	// Members are other devices in the VRF that VRF puts the device into.
+	// Members are the indexes of the other devices in the VRF of the device (see method VRF).
 	Members []int
 	Routes  []Route                 // other routes; the kernel's own of the device come from its addresses
 	Rules   []Rule                  // besides the default ones
@@ -48,7 +48,7 @@ type Kernel struct {
 	Peer    bool      // addresses are those of the other end of a point-to-point link
 	SetRule rtnl.Rule // the last rule that was set
 	Flushed int
-	Told    func(string) // hears of each change of a route, and each question about a neighbour; may be nil
+	Told    func(string) // called for each change of a route, and each question about a neighbour; may be nil
 
 	addrs   []netip.Prefix
 	metrics map[rtnl.Key]rtnl.Route // of the kernel's own routes
