@@ -14,20 +14,21 @@ const (
 	leastBacklog = 256 << 10
 	// unknownBacklog is the bound in octets while the rate of the QP is not known.
 	unknownBacklog = 4 << 20
-	// backlogPart divides the octets that a QP drains in a second: those of 100 ms may wait. That
-	// is CoDel's interval, so CoDel can act before the bound does.
+	// backlogPart bounds the backlog of a QP to what the QP drains in a tenth of a second. CoDel's
+	// interval is as long, so CoDel can act before the bound does.
 	backlogPart = 10
-	// dropAtOnce is how many octets of the fattest flow are dropped together when too much waits. A
-	// flood then costs one search for several packets, and TCP loses them in one place.
+	// dropAtOnce is how many octets one search drops from the flow that has most waiting, when too
+	// much waits. A flood then costs one search for several packets, and TCP loses them in one
+	// place.
 	dropAtOnce = 8 << 10
 )
 
 // A backlog holds the packets that wait in front of a thread's QPs. [sendLimit] bounds what may be
 // posted to a QP; the rest waits here, by flow. A destination that takes nothing then costs the
-// others nothing but buffers, of which it gets a share.
+// others only buffers, and of these it gets no more than its share.
 //
-// Its lock is held only while a packet moves within the backlog, and never while anything is
-// posted.
+// A goroutine holds mu only while it moves packets into or out of the backlog, never while it
+// posts.
 type backlog struct {
 	seed seed
 
@@ -67,7 +68,8 @@ func (q *sendQ) bound() int {
 	return max(leastBacklog, rate/backlogPart)
 }
 
-// transmit posts items on q. Those that q has no room for wait.
+// transmit posts items on q. Items that q cannot take now wait in the backlog. So do all of them
+// while earlier packets wait there, or while another goroutine posts on q.
 func (l *thread) transmit(q *sendQ, items []sendItem, w *work, now int64) {
 	again := false
 	if q.waiting.Load() == 0 && q.turns.CompareAndSwap(0, 1) {
@@ -83,8 +85,8 @@ func (l *thread) transmit(q *sendQ, items []sendItem, w *work, now int64) {
 	}
 }
 
-// postNow posts items while q has room, drops those that can never be posted, and returns the
-// rest.
+// postNow posts items as long as q takes more, and returns the rest. It drops an item that the
+// provider refuses. If q is closed, it drops all that are left.
 func (l *thread) postNow(q *sendQ, items []sendItem, w *work, now int64) []sendItem {
 	for len(items) > 0 && q.hasRoom() {
 		n := q.fitting(items)
@@ -105,7 +107,7 @@ func (l *thread) postNow(q *sendQ, items []sendItem, w *work, now int64) []sendI
 	return items
 }
 
-// fitting returns how many of items may be posted by the limit in octets: at least one, at most
+// fitting returns how many of items the limit in octets allows to post: at least one, at most
 // batchLen.
 func (q *sendQ) fitting(items []sendItem) int {
 	room := q.mayHave.Load() - q.inOctets.Load()
@@ -117,8 +119,8 @@ func (q *sendQ) fitting(items []sendItem) int {
 	return n
 }
 
-// enqueue lets items wait for q. If too much waits then, it drops packets of the flow that has
-// most waiting.
+// enqueue puts items into the backlog of q, or drops them if q is closed. If too much waits for q
+// then, it drops packets of the flow that has most waiting.
 func (l *thread) enqueue(q *sendQ, items []sendItem, now int64) {
 	b := &l.backlog
 	b.mu.Lock()
@@ -150,9 +152,10 @@ func (l *thread) enqueue(q *sendQ, items []sendItem, now int64) {
 	l.c.TxWaited.Add(uint64(len(items)))
 }
 
-// tooMany reports whether more buffers of one kind, large or small, wait for q than are free for
-// all others. Dead peers, however many, then never take the last buffer (the dynamic threshold of
-// shared-memory switches; Choudhury and Hahne, 1998). Posted buffers count as large ones.
+// tooMany reports whether q holds more buffers of one kind, large or small, than are free for all
+// others. While large buffers wait, the buffers posted on q count with them. Dead peers, however
+// many, then never take the last buffer (the dynamic threshold of shared-memory switches; Choudhury
+// and Hahne, 1998).
 func (q *sendQ) tooMany(p *sendPool) bool {
 	large, small := p.freeSlots()
 	mine := int(q.large)
@@ -167,8 +170,9 @@ func (b *backlog) left(q *sendQ, slot int32) {
 	b.items[slot].path = nil
 }
 
-// pump posts what waits for q as far as there is room. If another goroutine is doing that already,
-// pump returns and the other looks again. Some thread's hand is held for reading.
+// pump posts the packets that wait for q, as many as q takes. If another goroutine posts on q
+// already, pump returns at once, and that goroutine looks once more. The caller holds some thread's
+// hand for reading.
 func (l *thread) pump(q *sendQ, w *work, now int64) {
 	if q.waiting.Load() == 0 || q.turns.Add(1) != 1 {
 		return
@@ -183,7 +187,7 @@ func (l *thread) pump(q *sendQ, w *work, now int64) {
 	}
 }
 
-// pumpBatch posts one batch and reports whether another may follow.
+// pumpBatch posts one batch of waiting packets and reports whether another may follow.
 func (l *thread) pumpBatch(q *sendQ, w *work, now int64) (more bool) {
 	if q.waiting.Load() == 0 || !q.hasRoom() {
 		return false
@@ -205,8 +209,8 @@ func (l *thread) pumpBatch(q *sendQ, w *work, now int64) (more bool) {
 }
 
 // dequeue fills w.items with the packets whose turn it is, as many as may be posted, and returns
-// their number. It fills w.moved with packets of the UD QP whose paths do not lead to that QP any
-// more. It frees those that CoDel drops.
+// their number. It fills w.moved with packets that waited for the UD QP and whose paths no longer
+// lead to it. It frees the slots of packets that CoDel drops.
 func (l *thread) dequeue(q *sendQ, w *work, now int64) (n int) {
 	b := &l.backlog
 	w.dropped, w.moved = w.dropped[:0], w.moved[:0]
@@ -249,7 +253,8 @@ func (l *thread) dequeue(q *sendQ, w *work, now int64) (n int) {
 	return n
 }
 
-// abandon sends what waits for q, which was closed, to where its paths lead now.
+// abandon is called after q was closed. No packet may wait for q any more. abandon moves those that
+// wait to the QPs that their paths lead to now.
 func (l *thread) abandon(q *sendQ) {
 	b := &l.backlog
 	b.mu.Lock()
@@ -269,8 +274,9 @@ func (l *thread) abandon(q *sendQ) {
 	l.hand.RUnlock()
 }
 
-// reroute takes packets that waited for q and lets each wait for the QP that its path leads to
-// now. It drops packets that cannot go there. Some thread's hand is held for reading.
+// reroute moves each of items, which waited for q, to the backlog of the QP that its path leads to
+// now. It drops a packet whose path leads to no other QP, that exceeds the path's MTU, or for which
+// no buffer is free. The caller holds some thread's hand for reading.
 func (l *thread) reroute(q *sendQ, items []sendItem, w *work, now int64) {
 	for i := range items {
 		it := &items[i]

@@ -36,13 +36,14 @@ func ipType(pkt []byte) encap.EtherType {
 }
 
 // isMulticast4 reports whether dst is a multicast group or the limited broadcast. Packets to these
-// never take a connection. A subnet broadcast cannot be told by the address.
+// never take a connection. It does not report a subnet broadcast, which the address alone does not
+// show.
 func isMulticast4(dst []byte) bool {
 	return dst[0]>>4 == 0xe || dst[0]&dst[1]&dst[2]&dst[3] == 0xff
 }
 
-// isGroup reports whether an IP packet is multicast or broadcast. It knows the subnet broadcasts
-// of SetBroadcasts only.
+// isGroup reports whether an IP packet is multicast or broadcast. A subnet broadcast counts only if
+// SetBroadcasts has it.
 func (l *Loop) isGroup(t encap.EtherType, pkt []byte) bool {
 	if t == encap.IPv6 {
 		return pkt[24] == 0xff

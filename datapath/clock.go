@@ -8,7 +8,7 @@ var epoch = time.Now().Add(-time.Hour)
 // nanotime returns the nanoseconds since epoch by the monotonic clock.
 func nanotime() int64 { return int64(time.Since(epoch)) }
 
-// wallTime converts ns, a time of nanotime. The wall clock in the result is that of the program's
-// start plus the time since: a clock that was set later does not change it. Comparisons with other
-// times of the process use the monotonic clock.
+// wallTime converts ns, a time of nanotime. The wall-clock time of the result counts on from the
+// program's start, so setting the clock later does not change it. Comparisons with other times of
+// the process use the monotonic clock.
 func wallTime(ns int64) time.Time { return epoch.Add(time.Duration(ns)) }

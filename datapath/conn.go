@@ -29,7 +29,8 @@ type Conn struct {
 	lastRx                        atomic.Int64
 }
 
-// Health returns the health of the connection. ok is false if the provider does not monitor it.
+// Health returns the health of the connection. ok is false if the provider monitors no connections,
+// if this one is not RC, and before RTS.
 func (c *Conn) Health() (h verbs.Health, ok bool) {
 	if m, monitored := c.q.qp.(verbs.Monitored); monitored {
 		return m.Health()
@@ -37,10 +38,10 @@ func (c *Conn) Health() (h verbs.Health, ok bool) {
 	return h, false
 }
 
-// NewConn creates a connected QP in RESET. recvMTU is the largest message in
-// octets, header included, that its own receive ring must hold; with a shared
-// receive queue it is at most Config.ReceiveMTU. The caller moves the QP through
-// its states; after INIT it calls PostRecvs once.
+// NewConn creates a connected QP in RESET. recvMTU is the largest message in octets, header
+// included, that the connection receives. If it uses the shared receive queue, recvMTU must not
+// exceed Config.ReceiveMTU. The caller moves the QP through its states, and calls PostRecvs once
+// after INIT.
 func (l *Loop) NewConn(t ib.Transport, recvMTU int) (*Conn, error) {
 	if t != ib.RC && t != ib.UC || recvMTU <= encap.HeaderLen || recvMTU > maxPacket {
 		return nil, fmt.Errorf("new connection: %v with receive MTU %d: %w", t, recvMTU, verbs.ErrInvalid)
@@ -105,9 +106,9 @@ func (c *Conn) PostRecvs() error {
 	return nil
 }
 
-// Close destroys the QP and takes its buffers back. Paths must lead elsewhere by then. Waiting
-// packets follow their paths; a packet that still takes c is dropped and counted. Closing twice is
-// no error.
+// Close destroys the QP and takes its buffers back. The caller has led all paths elsewhere before.
+// Packets that wait for c follow their paths; a packet that still takes c is dropped and counted. A
+// second call does nothing and returns the first result.
 func (c *Conn) Close() error {
 	c.closeOnce.Do(func() {
 		l := c.loop
@@ -117,7 +118,7 @@ func (c *Conn) Close() error {
 		l.mu.Unlock()
 		c.closeErr = c.q.close()
 		c.th.abandon(c.q)
-		// While conn.mu is held no handler looks into the ring. Later none finds it.
+		// Handlers hold conn.mu while they use the ring. Those that run later do not find c.
 		c.th.conn.mu.Lock()
 		c.freeRing()
 		c.th.conn.mu.Unlock()
@@ -145,9 +146,9 @@ type ConnCounters struct {
 	QueuedOctets        int    // octets of those messages, headers included
 	QueuedLimit         int    // octets that may be posted at the moment
 	Backlog             int    // packets that wait to be posted
-	// DrainRate is the highest rate of completions in the last measurements, in octets per
-	// second. A rate is measured only while the limit holds packets back, and stays until the next
-	// measurement. Zero means that none was measured.
+	// DrainRate is the highest rate of completions, in octets per second, in the present and the
+	// last window of a second or more. A rate is measured only while the limit holds packets back,
+	// and stays until the next measurement. Zero means that none was measured.
 	DrainRate           int
 	RxPackets, RxOctets uint64
 	RxErrors            uint64

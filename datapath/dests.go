@@ -16,8 +16,8 @@ import (
 // event; without an age their old answers would stay fresh.
 const destMaxAge = 30 * time.Second
 
-// A mark says when an entry was made fresh: the time in ticks of 16.8 ms, and the generation of
-// the cache at that time.
+// A mark is the time, in ticks of 16.8 ms, at which an entry was made fresh or a TXStale frame
+// asked for a new answer, and the generation of the cache at that time.
 type mark uint64
 
 const (
@@ -25,7 +25,8 @@ const (
 	genMask     = 1<<genBits - 1
 	tickShift   = 24
 	maxAgeTicks = int64(destMaxAge >> tickShift)
-	// Two threads may read the clock in one order and use the times in the other.
+	// Two threads may read the clock in one order and use the times in the other, so that an age is
+	// below zero.
 	maxSkewTicks = int64(time.Second >> tickShift)
 )
 
@@ -34,7 +35,8 @@ func newMark(now int64, gen uint32) mark {
 	return mark(now>>tickShift)<<genBits | mark(gen&genMask)
 }
 
-// stale reports whether the entry with mark m is old: too long ago, or of another generation.
+// stale reports whether the entry with mark m is stale: it is older than destMaxAge, is from more
+// than a second ahead, or has another generation than gen.
 func (m mark) stale(now int64, gen uint32) bool {
 	if uint32(m)&genMask != gen&genMask {
 		return true
@@ -69,12 +71,12 @@ func addr4(a netip.Addr) key4 { b := a.As4(); return key4Of(b[:]) }
 func addr6(a netip.Addr) key6 { b := a.As16(); return key6Of(b[:]) }
 
 // A seed makes hashes that nobody else can foresee. Whoever sends packets through us chooses their
-// destinations, but must not be able to choose their chain.
+// destinations, but must not be able to choose the chains of the hash table that they fall on.
 //
 // Words of 32 bits are multiplied in pairs and added, so that two keys have the same sum with a
 // chance of 2^-32 at most, whichever keys they are (Thorup, "High speed hashing for integers and
-// strings", arXiv:1504.06804, section 3). Sums of addresses in a row are still in a row, and might
-// crowd into few slots; mix spreads them.
+// strings", arXiv:1504.06804, section 3). The sums of consecutive addresses are evenly spaced, and
+// might fall on few slots; mix spreads them.
 type seed [12]uint64
 
 func newSeed() (s seed) {
@@ -86,7 +88,7 @@ func newSeed() (s seed) {
 	return s
 }
 
-// pair returns what one pair of words, x, adds to a hash.
+// pair returns what x, two words of 32 bits, adds to a hash. It uses s[i] and s[i+1].
 func (s *seed) pair(i int, x uint64) uint64 { return (s[i] + x>>32) * (s[i+1] + x&0xffffffff) }
 
 // mix makes a hash from a sum.
@@ -130,8 +132,8 @@ func newDests(f rtnl.Fields) *dests {
 	return c
 }
 
-// lookup returns the path of pkt, whose header of type t is whole, and the mark of its entry. Both
-// are nil if there is no entry.
+// lookup returns the path of pkt and the mark of its entry. Both are nil if there is no entry. pkt
+// has type t and holds at least a whole IP header.
 func (c *dests) lookup(t encap.EtherType, pkt []byte) (*Path, *atomic.Uint64) {
 	switch {
 	case t == encap.IPv4 && (c.fields == rtnl.DstOnly || isMulticast4(pkt[16:20])):
@@ -167,8 +169,8 @@ func (c *dests) lookupFlow(t encap.EtherType, pkt []byte) (*Path, *atomic.Uint64
 	return nil, nil
 }
 
-// isGroup reports whether lookup takes a for a multicast group or the limited broadcast. An
-// IPv4-mapped IPv6 address is no group.
+// isGroup reports whether lookup treats the address as a multicast group or the limited broadcast.
+// An IPv4-mapped IPv6 address is no group.
 func isGroup(a netip.Addr) bool {
 	if a.Is4() {
 		b := a.As4()
@@ -177,7 +179,7 @@ func isGroup(a netip.Addr) bool {
 	return a.As16()[0] == 0xff
 }
 
-// A change says what change does with an entry.
+// A change is an operation of dests.change on an entry.
 type change uint8
 
 const (
@@ -223,14 +225,14 @@ func apply[K comparable](t *hashTable[K], op change, k K, p *Path, m mark) bool 
 	return true
 }
 
-// Only one goroutine at a time may call the functions below that change the cache; TUN readers
-// look up meanwhile. A flow that has other fields than [Loop.ResetDests] set is refused: no lookup
-// would find it.
+// Only one goroutine at a time may call the functions below that change the cache; TUN readers look
+// up meanwhile. A flow must have exactly the fields that [Loop.ResetDests] set, or only Dst if that
+// is a group. The functions refuse any other flow, because no lookup would find it.
 
 // SetDest makes packets of flow take p from now on and counts the entry as fresh. It reports
-// whether flow was accepted. After 30 s, or when StaleDest or StaleAll says so, packets still take
-// p, but a TXStale frame goes up with the next of them, and again each 30 s until SetDest is
-// called again.
+// whether it accepted flow. 30 s later, or after StaleDest or StaleAll, the entry is stale: packets
+// still take p, but the next of them makes the loop send a TXStale frame up. That repeats every
+// 30 s until SetDest is called again.
 func (l *Loop) SetDest(flow rtnl.Flow, p *Path) bool {
 	if p == nil {
 		panic("datapath: destination without path")
@@ -251,7 +253,8 @@ func (l *Loop) StaleDest(flow rtnl.Flow) bool {
 	return c.change(destStale, flow, nil, newMark(nanotime(), c.gen.Load()-1))
 }
 
-// StaleAll makes all entries stale, at the cost of changing one.
+// StaleAll makes all entries stale. It only advances the generation of the cache, so it costs no
+// more than StaleDest.
 func (l *Loop) StaleAll() { l.dests.Load().gen.Add(1) }
 
 // ResetDests removes all entries and has packets looked up by f from now on. A new Loop looks them
@@ -277,8 +280,9 @@ func (l *Loop) Dests() DestStats {
 	}
 }
 
-// askAgain sends a TXStale frame up for the entry whose mark at was m when pkt found it stale. If
-// several threads find the entry stale, only one sends the frame.
+// askAgain sends a TXStale frame up for the stale entry that pkt takes. at points to the entry's
+// mark, and m is the stale mark that the caller found there. If several threads find the entry
+// stale, only one sends the frame.
 func (l *Loop) askAgain(at *atomic.Uint64, m mark, t encap.EtherType, pkt []byte, p *Path, now int64, gen uint32) {
 	asked := newMark(now, gen)
 	if !at.CompareAndSwap(uint64(m), uint64(asked)) {

@@ -9,21 +9,22 @@ import (
 )
 
 const (
-	// A flood begins when filterAfter datagrams have been refused within filterWindow. A provider
-	// that can then drops datagrams of unknown sources itself. The flood ends when filterRest looks
-	// in a row estimate fewer than filterUntil of those datagrams a second.
+	// A flood begins when filterAfter datagrams have been refused within filterWindow. Until the
+	// flood ends, a provider that is a [verbs.FloodFilterer] drops datagrams of unknown sources
+	// itself. The flood ends when filterRest evaluations in a row estimate that fewer than
+	// filterUntil datagrams of unknown sources come in a second.
 	filterAfter  = 500
 	filterWindow = int64(100 * time.Millisecond)
 	filterUntil  = 2500
 	filterRest   = 8
 
-	// filterEvery is how often the provider gets a new list of sources, and admits the next slice
-	// of the unknown ones. filterSoonest is the least time between two lists.
+	// filterEvery is the longest time, and filterSoonest the shortest, between two lists of sources
+	// that the provider gets. With each list it admits the next slice of the unknown sources.
 	filterEvery   = 250 * time.Millisecond
 	filterSoonest = 20 * time.Millisecond
 
-	// A returning sender has come twice within seconds, within its share. It is forgotten when
-	// returningFor has passed since it came last.
+	// A returning sender is a source of which two datagrams came within seconds, both within its
+	// share. It is forgotten when returningFor has passed since its last datagram.
 	maxReturning = 1024
 	returningFor = int64(10 * time.Second)
 )
@@ -141,7 +142,8 @@ func (u *udPeers) known() []verbs.DatagramSource {
 	return list
 }
 
-// keepFloodFilter tells the provider during floods which sources to let through, until ctx ends.
+// keepFloodFilter gives the provider, during floods, the lists of sources to let through, until ctx
+// ends.
 func (l *Loop) keepFloodFilter(ctx context.Context, p verbs.FloodFilterer) {
 	g := l.data
 	for {

@@ -98,7 +98,8 @@ func newUpRing(depth int) upRing {
 	return r
 }
 
-// get returns a free frame that holds a copy of pkt, nil if there is none.
+// get copies pkt into a free frame and returns the frame. It returns nil if no frame is free for
+// kind k.
 func (r *upRing) get(k FrameKind, t encap.EtherType, pkt []byte) *Frame {
 	pool := r.control
 	if k.data() {

@@ -40,9 +40,9 @@ type slots[K comparable] struct {
 	old   atomic.Pointer[slots[K]] // the slots before these, until all their entries are here too
 }
 
-// How many entries and slots one change copies at most. A chain is always copied whole. Growing
-// tables have one entry in a slot, and all are copied long before the table grows again; shrinking
-// ones have one entry in four slots.
+// How many entries and slots one change copies at most; the last chain is copied whole even beyond
+// copyEntries. A growing table has one entry per slot on average, and all are copied long before it
+// grows again. A shrinking one has one entry per four slots.
 const (
 	copyEntries = 8
 	copySlots   = 32
@@ -133,7 +133,7 @@ const copyChunk = 64
 
 // resize begins to give t n slots.
 func (t *hashTable[K]) resize(n int) {
-	t.copy(math.MaxInt, math.MaxInt) // of the last time nothing is left, as a rule
+	t.copy(math.MaxInt, math.MaxInt) // ends the resize before, which is usually done already
 	s := newSlots[K](n)
 	s.old.Store(t.slots.Load())
 	t.copied = 0

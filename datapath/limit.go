@@ -13,10 +13,11 @@ import (
 	"ipoibcm/wire/nd"
 )
 
-// How many frames a second the control plane takes from the UD QP. Anybody may send a request at
-// any time, and we answer it: each answer to an unknown source may make the kernel resolve an
-// address of the underlay that does not exist, and the kernel's table of those has 1024 entries by
-// default. Answers follow requests of ours.
+// How many frames a second the control plane takes from the UD QP: of ARP and ND, of CM, and of
+// path probes, each. Anybody may send a request at any time, and we answer it. Each answer to an
+// unknown source may make the kernel resolve an address of the underlay that does not exist, and
+// the kernel's table of such addresses has 1024 entries by default. Answers come only after
+// requests of ours.
 var (
 	requestRate = ratelimit.Options{Unknown: 128, Returning: 2048, Source: 64}
 	answerRate  = ratelimit.Options{Unknown: 1024, Returning: 2048, Source: 64}
@@ -36,8 +37,9 @@ type limiters struct {
 	probes, heard     *ratelimit.Limiter // probes of a path's MTU, answers to ours
 }
 
-// A dataLimits keeps floods of UD data out of the TUN. A provider that is a
-// [verbs.DatagramFilterer] asks it before it uses up a receive; else the receiving side asks.
+// A dataLimits keeps floods of UD data out of the TUN. If the provider is a
+// [verbs.DatagramFilterer], it applies the limits before a datagram uses up a receive. Otherwise
+// the rxSide applies them.
 type dataLimits struct {
 	mu      sync.Mutex
 	limiter *ratelimit.Limiter
@@ -120,8 +122,9 @@ func isData(frame []byte) bool {
 	return false
 }
 
-// allowData reports whether an IP packet may go to the TUN: its source is one that we send to by
-// UD, or has sent no more than its share and the limits of all sources allow.
+// allowData reports whether an IP packet may go to the TUN. It always may if we send to its source
+// by UD. Otherwise the source must be within its share, and the limits of all sources must allow
+// it.
 func (l *Loop) allowData(now int64, src ib.GID, qpn ib.QPN) bool {
 	g, u, k := l.data, &l.udPeers, udPeer{src, qpn}
 	g.mu.Lock()
@@ -147,7 +150,7 @@ func (l *Loop) allowData(now int64, src ib.GID, qpn ib.QPN) bool {
 	return false
 }
 
-// turnAway tells the flood filter of a datagram that is refused because its source is not allowed.
+// turnAway notes in the flood filter a datagram that is refused because its source is not allowed.
 func (g *dataLimits) turnAway(now int64, src ib.GID, qpn ib.QPN) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -78,8 +78,8 @@ func (c *Config) ucRecvDepth() int { return cmp.Or(c.UCRecvDepth, 16) }
 func (c *Config) sendBuffers() int { return max(cmp.Or(c.SendBuffers, 512), 2*batchLen) }
 func (c *Config) upDepth() int     { return cmp.Or(c.UpDepth, 256) }
 
-// cqDepth is the number of completions that a completion queue is made for. The queue pairs
-// of a data thread share it; what becomes of more completions is up to the provider.
+// cqDepth is the depth that a completion queue is made with. The queue pairs of a data thread share
+// the queue. If more completions come, the provider decides what becomes of them.
 const cqDepth = 4096
 
 // maxForeignUD is the UD payload in octets that a peer with a larger UD MTU than ours may send:
@@ -120,8 +120,8 @@ type Loop struct {
 	recvMemory atomic.Int64
 }
 
-// New creates the UD QP (in RTS), the queues and the buffers. [Loop.Run] must be called then,
-// which releases them all when it ends; or [Loop.Close] instead of Run.
+// New creates the UD QP (in RTS), the queues and the buffers. The caller must then call [Loop.Run],
+// which releases them all when it ends, or [Loop.Close] instead.
 func New(cfg Config) (_ *Loop, err error) {
 	l := &Loop{
 		cfg: cfg, p: cfg.Provider, caps: cfg.Provider.Caps(),
@@ -246,8 +246,8 @@ func (l *Loop) release() {
 	l.freeMemory()
 }
 
-// shut marks the loop as done: from now on the control plane's sending functions refuse, and
-// completions are not taken.
+// shut marks the loop as done: from now on the sending functions of the control plane return an
+// error, and nobody takes completions.
 func (l *Loop) shut() {
 	l.stopOnce.Do(func() { l.stopped.Store(true); close(l.stop) })
 }
@@ -284,12 +284,12 @@ func (l *Loop) freeMemory() {
 // UDQP returns the interface's UD QP, for its QPN and to attach groups.
 func (l *Loop) UDQP() verbs.QP { return l.udq.qp }
 
-// SetGID tells the loop that our GID has changed. By that GID it knows our own multicast packets
-// when they come back.
+// SetGID sets our GID after it has changed. The loop recognises our own multicast packets, when
+// they come back, by this GID.
 func (l *Loop) SetGID(g ib.GID) { l.gid.Store(&g) }
 
-// SetAllow says from which GIDs datagrams are taken. The loop drops others before it keeps
-// anything of them. An empty set allows all.
+// SetAllow sets the GIDs whose datagrams the loop takes, besides our own. It drops those of others
+// before it keeps anything of them. An empty set allows all.
 func (l *Loop) SetAllow(s ib.GIDSet) {
 	if s.IsEmpty() {
 		l.allow.Store(nil)
@@ -305,9 +305,9 @@ func (l *Loop) isAllowed(src ib.GID) bool {
 	return s == nil || s.Contains(src) || src == *l.gid.Load()
 }
 
-// SetGroups says which inner multicast destinations are wanted. That matters where one underlay
-// group carries many of them (IPv4 underlay): packets to others are dropped. ND and IPv4
-// broadcasts always pass. Nil means that all are wanted.
+// SetGroups sets the inner multicast groups that we want. That matters where one underlay group
+// carries many of them (IPv4 underlay): the loop then drops UD packets to other inner groups. ND
+// and IPv4 broadcasts always pass. Nil means that we want all.
 func (l *Loop) SetGroups(groups []netip.Addr) {
 	if groups == nil {
 		l.groups.Store(nil)
@@ -324,8 +324,9 @@ func (l *Loop) SetGroups(groups []netip.Addr) {
 // would go up because they have no path yet. TXControl frames still go up.
 func (l *Loop) HoldGroups(on bool) { l.hold.Store(on) }
 
-// SetBroadcasts says which IPv4 addresses are subnet broadcasts of the interface. Packets to them
-// that come on a connection are dropped (RFC 4755 section 2.1).
+// SetBroadcasts sets the IPv4 addresses that are subnet broadcasts of the interface. The loop drops
+// packets to them that come on a connection (RFC 4755 section 2.1). HoldGroups treats them as
+// groups.
 func (l *Loop) SetBroadcasts(addrs []netip.Addr) {
 	subnets := make([]uint32, 0, len(addrs))
 	for _, a := range addrs {
@@ -354,9 +355,9 @@ func (l *Loop) Broadcasts() (addrs []netip.Addr) {
 // Close close the channel at their end.
 func (l *Loop) Up() <-chan *Frame { return l.up.ch }
 
-// Barrier returns when no send under way uses a target, path or connection that was replaced
-// before the call. Packets that wait for a queue pair look their path's target up again when their
-// turn comes.
+// Barrier returns when no send under way uses a target, path or connection that was replaced before
+// the call. Packets that wait for the UD QP look their path's target up again when their turn
+// comes. Packets that wait for a connection stay there until it is closed.
 func (l *Loop) Barrier() {
 	for _, th := range l.threads {
 		th.hand.Lock()

@@ -25,7 +25,7 @@ func (k Kind) String() string {
 	return [...]string{"miss", "ud", "conn", "drop"}[min(k, Drop)]
 }
 
-// A UDDest is where a UD message goes.
+// A UDDest is the destination of a UD message.
 type UDDest struct {
 	AH   verbs.AH
 	QPN  ib.QPN  // QPNMulticast for a group
@@ -40,8 +40,8 @@ type Target struct {
 	Conn *Conn  // ToConn; never for multicast or broadcast (RFC 4755 section 2.1)
 }
 
-// A Path is one next hop: a neighbour, a multicast group, or the common place of all destinations
-// that are on-link and unresolved. Many destinations may share one. A neighbour keeps its Path
+// A Path is one next hop: a neighbour, a multicast group, or the one that all on-link destinations
+// share while they are not resolved. Many destinations may share a Path. A neighbour keeps its Path
 // when its mode changes, so its counters go on and the destination cache stays as it is.
 type Path struct {
 	// Tag belongs to the owner, who finds it in Frames. It is set before use and not changed.
@@ -63,8 +63,8 @@ func NewPath(tag uint64, t Target) *Path {
 	return p
 }
 
-// Set makes p lead to t from the next batch on. The AH of the target before may be destroyed after
-// [Loop.Barrier].
+// Set makes p lead to t from the next batch on. The AH of the target that t replaces may be
+// destroyed after [Loop.Barrier].
 func (p *Path) Set(t Target) {
 	if t.Kind == ToConn && t.Conn == nil || t.Kind == ToUD && t.UD.AH == nil {
 		panic(fmt.Sprintf("datapath: target %v leads nowhere", t.Kind))

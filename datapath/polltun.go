@@ -7,10 +7,10 @@ import (
 	"ipoibcm/verbs"
 )
 
-// pollTUN lets the provider's receiving goroutine read the TUN too. The kernel's answer to a
-// packet that came in then leaves on the same thread: nobody is woken, and the data is still in
-// the processor's cache. pollTUN returns a function that ends this, nil if the TUN needs a reader
-// of its own. It calls fail when the TUN fails.
+// pollTUN lets the provider's receiving goroutine read the TUN too. The kernel's answer to a packet
+// that came in then leaves on the same thread: nobody is woken, and the data is still in the
+// processor's cache. pollTUN returns a function that ends the polling, or nil if the TUN needs a
+// reader of its own. It calls fail when the TUN fails.
 func (l *thread) pollTUN(fail func(error)) (stop func()) {
 	p, ok1 := l.p.(verbs.FDPoller)
 	dev, ok2 := l.tun.(tun.Pollable)
@@ -50,7 +50,7 @@ func (l *thread) pollTUN(fail func(error)) (stop func()) {
 // offload notes why the TUN has a reader of its own.
 func (l *thread) offload(why string) { l.polling.Store(&verbs.Offload{Why: why}) }
 
-// Offload says whether the provider's receiving threads read the TUN: On only if all do. Uses
+// Offload reports whether the provider's receiving threads read the TUN: On only if all do. Uses
 // counts the turns in which they read packets.
 func (l *Loop) Offload() verbs.Offload {
 	var o verbs.Offload

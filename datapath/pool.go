@@ -150,7 +150,7 @@ func (p *sendPool) start(slot int32) (o, size int) {
 	return int(p.large)*slotStride + int(slot-p.large)*smallStride + headRoom, smallPacket
 }
 
-// packet returns the room for the packet of slot.
+// packet returns the buffer for the packet of slot.
 func (p *sendPool) packet(slot int32) []byte {
 	o, size := p.start(slot)
 	return p.region.Buf[o : o+size : o+size]
@@ -162,8 +162,8 @@ func (p *sendPool) message(slot int32, n int) []byte {
 	return p.region.Buf[o-encap.HeaderLen : o+n : o+n]
 }
 
-// A recvPool is a block of receive buffers of one size, with the work requests
-// that post them made once.
+// A recvPool is a block of receive buffers of one size, and the work requests that post them, which
+// are made only once.
 type recvPool struct {
 	region *verbs.Region
 	stride int

@@ -7,10 +7,10 @@ import (
 	"ipoibcm/verbs"
 )
 
-// ReviveUD brings the UD QP back after it went to ERR. With rdma_rxe one datagram without a route,
-// in the moment when a link comes up, is enough for that. QPN, groups and address handles stay;
-// requests that were posted are lost. The error is [ErrClosed] or the provider's; after an error
-// of the provider ReviveUD may be called again.
+// ReviveUD brings the UD QP back after it went to ERR. With rdma_rxe, one datagram without a route,
+// at the moment when a link comes up, is enough to put it there. QPN, groups and address handles
+// stay; posted requests are lost. The error is [ErrClosed] or the provider's; after an error of the
+// provider ReviveUD may be called again.
 func (l *Loop) ReviveUD() error {
 	if err := l.reviveUD(); err != nil {
 		return err

@@ -13,7 +13,7 @@ import (
 	"ipoibcm/wire/nd"
 )
 
-// genShift is where the generation of a connection begins in a work request ID. Shared and UD
+// genShift is the lowest bit of the generation of a connection in a work request ID. Shared and UD
 // receive buffers have generation 0.
 const genShift = 32
 
@@ -80,7 +80,8 @@ func (s *rxSide) batch(wcs []verbs.WC, now int64) {
 		again := true
 		switch {
 		case wc.Status == verbs.WRFlushError:
-			// The queue of a dead QP would flush it again at once.
+			// A dead QP would flush its receive again at once. Receives of the SRQ are posted
+			// again.
 			again = !ud && back == &s.shared
 		case wc.Status != verbs.Success:
 			l.c.RxError.Add(1)
@@ -256,7 +257,7 @@ func (s *rxSide) congested(pkt []byte, t ib.Transport) bool {
 	return true
 }
 
-// checkIP reports whether pkt has room for an IP header, and the version that type t says. It
+// checkIP reports whether pkt is long enough for an IP header of type t and has its IP version. It
 // counts packets that fail.
 func (s *rxSide) checkIP(t encap.EtherType, pkt []byte) bool {
 	need := minIPv4
@@ -281,7 +282,7 @@ func (s *rxSide) deliver(pkt []byte) {
 	s.pkts = append(s.pkts, pkt)
 }
 
-// A sendDone takes the completions of the send CQ, and posts packets that waited for the room.
+// A sendDone takes the completions of the send CQ, and then posts packets that waited for them.
 type sendDone struct {
 	l     *thread
 	mu    sync.Mutex

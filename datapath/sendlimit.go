@@ -14,21 +14,24 @@ const (
 	leastLimit = 6 << 10
 	// mostLimit is how many octets may be posted at most.
 	mostLimit = 64 << 20
-	// baseWindow is for how long the least latency counts; then the queue runs
-	// nearly dry for a moment, so that it is measured again.
+	// baseWindow is the length of a window. The least latency of the present window and of the last
+	// counts. When a window ends while the limit holds something back, the limit falls to an eighth
+	// for one timed request, so that the queue runs nearly dry and the least latency is measured
+	// again.
 	baseWindow = 10 * time.Second
 	// rateWindow is for how long the highest rate counts at least. For that long the path may be
 	// slower, or the processor busy elsewhere, without a consequence.
 	rateWindow = time.Second
-	// moreMessages is how many more messages may be posted than the path carries in the time that a
-	// request may take, if the path carries one message within moreWithin. Of several senders, the
-	// one that has least posted gains most by that (as in TCP Vegas, Brakmo and Peterson, 1995).
+	// moreMessages is how many messages the limit allows beyond what the path carries in the time
+	// that a request may take, if the path carries one message within moreWithin. Of several
+	// senders, the one that has least posted gains most by that (as in TCP Vegas, Brakmo and
+	// Peterson, 1995).
 	moreMessages = 2
 	moreWithin   = 10 * time.Millisecond
 	// rateSpans is over how many timed requests, one after the other, a rate is measured at least.
 	rateSpans = 2
-	// triesAfter is how many times in a row the limit is lowered before late raises it to see what
-	// more octets take.
+	// triesAfter is how many times in a row late lowers the limit before it raises the limit once,
+	// to compare how long requests take behind more octets.
 	triesAfter = 32
 )
 
@@ -79,8 +82,8 @@ func (s *sendLimit) limit() int64 {
 	return s.octets
 }
 
-// posted notes that the request id of size octets was posted, which reports its completion. ahead
-// are the octets posted and not completed, those of the request included.
+// posted notes that a signaled request of size octets was posted, with its id. ahead is the number
+// of octets posted and not completed, the request's own included.
 func (s *sendLimit) posted(id uint64, size, ahead, now int64) {
 	if !s.timing {
 		s.timing, s.id, s.size, s.ahead, s.at = true, id, int32(size), int32(min(ahead, 2*mostLimit)), now
@@ -93,8 +96,8 @@ func (s *sendLimit) posted(id uint64, size, ahead, now int64) {
 // full notes that the limit holds something back.
 func (s *sendLimit) full() { s.reached, s.held = true, true }
 
-// completed notes that all requests up to id have completed since the last call, with so many
-// octets.
+// completed notes that all requests up to id have completed. octets is the sum of those that have
+// completed since the last call.
 func (s *sendLimit) completed(id uint64, octets, now int64) {
 	s.done += octets
 	if !s.timing || id < s.id {
@@ -107,10 +110,10 @@ func (s *sendLimit) completed(id uint64, octets, now int64) {
 
 // measureRate takes the completion of a timed request. A rate is measured from the post of one
 // timed request to the completion of the next, or of a later one if less than sendDelay has
-// passed. It counts only if the limit held something back meanwhile. A single request is not
-// enough: completions that were held up while the processor was elsewhere, or while a packet was
-// sent again that others wait for, come all at once. A request posted at that moment takes nearly
-// no time; the one before it took all the more.
+// passed. It counts only if less than rateWindow has passed, in which the limit held something back.
+// A single request is not enough. While the processor is elsewhere, or a packet is sent again,
+// completions are held up, and then they come all at once. A request that is posted at that moment
+// takes nearly no time, and the one before it takes all the more.
 func (s *sendLimit) measureRate(now int64) {
 	d := now - s.from
 	if s.spans++; s.spans < rateSpans || d < int64(sendDelay) {
@@ -151,7 +154,7 @@ func (s *sendLimit) judge(took, now int64) {
 	}
 	may := s.least() + int64(sendDelay)
 	switch {
-	case took <= may-int64(sendDelay)/2: // with so much ahead of it, which says little of much more
+	case took <= may-int64(sendDelay)/2: // with s.ahead octets ahead, which says little about many more
 		s.octets = max(s.octets, min(2*s.octets, 4*int64(s.ahead), mostLimit))
 	case took <= may:
 		s.octets = min(s.octets+s.octets/8, mostLimit)
@@ -160,18 +163,20 @@ func (s *sendLimit) judge(took, now int64) {
 	}
 }
 
-// late sets the limit after a request that took longer than may. The octets that wait on the path
-// may be ours or those of other senders. If they are those of others, who would take the whole
-// path when we left it, a lower limit does not shorten the wait. So late compares the request with
-// an earlier one that had more or fewer of our octets ahead of it.
+// late sets the limit after a request that took more than may nanoseconds. The octets that wait on
+// the path may be ours or those of other senders. A lower limit does not shorten the wait for
+// octets of others, who would take the whole path if we left it. So late compares the request with
+// an earlier one that had more or fewer of our octets ahead of it. If the time did not change with
+// the octets, late takes its last change back. Otherwise it lowers the limit, and once after
+// triesAfter times in a row it raises the limit instead.
 func (s *sendLimit) late(took, may int64) {
 	less, more := s.ahead < s.wasAhead/5*4, s.ahead > s.wasAhead/4*5
 	switch {
 	case s.wasAhead > 0 && (less || more) && !s.proportional(took):
 		s.octets, s.wasAhead, s.cuts = max(s.octets, int64(s.was)), 0, 0
 		return
-	case less || more: // it does follow
-	case s.cuts >= triesAfter && !more: // where one request is posted at a time, see what two take
+	case less || more: // the time follows the octets
+	case s.cuts >= triesAfter && !more: // if only one is posted at a time, try two
 		s.was, s.wasAhead, s.wasTook, s.cuts = int32(s.octets), s.ahead, took, 0
 		s.octets = max(s.octets, int64(s.ahead)) + int64(s.ahead)*3/8
 		return

@@ -81,8 +81,8 @@ func newSendQ(th *thread, depth int, ud bool, base uint64) *sendQ {
 	return q
 }
 
-// work is scratch space for one post. Whoever posts brings it, so there are as many as may post at
-// the same time, not as many as connections.
+// work is scratch space for one post. Each goroutine that posts has its own, so there are as many
+// as goroutines that may post at the same time, not as many as connections.
 type work struct {
 	wrs     [batchLen]verbs.SendWR
 	sges    [batchLen]verbs.SGE
@@ -97,16 +97,16 @@ func newWork(n int) *work { return &work{dropped: make([]int32, 0, n)} }
 // inflight returns how many requests are posted and not completed.
 func (q *sendQ) inflight() int { return int(q.tail.Load() - q.head.Load()) }
 
-// room returns how many requests may be posted now. A queue may hold no more buffers than are left
-// free, or minShare, so that dead peers, however many, never take the last one (the dynamic
-// threshold of shared-memory switches).
+// room returns how many requests may be posted now. A queue may hold as many buffers as are left
+// free, or minShare if fewer are free, so that dead peers, however many, never take the last one
+// (the dynamic threshold of shared-memory switches).
 func (q *sendQ) room() int {
 	used := q.inflight()
 	return min(q.depth-used, max(q.pool.available(), minShare)-used)
 }
 
-// hasRoom reports whether another request may be posted, and tells the limit if not. The limit in
-// octets never keeps a queue empty.
+// hasRoom reports whether another request may be posted. If not, it calls limit.full. The limit in
+// octets alone never stops an empty queue.
 func (q *sendQ) hasRoom() bool {
 	if q.room() > 0 && q.inOctets.Load() < q.mayHave.Load() {
 		return true
@@ -117,9 +117,9 @@ func (q *sendQ) hasRoom() bool {
 	return false
 }
 
-// post posts as many of items as there is room for and returns how many slots the provider owns
-// now. gone says that the queue is closed. err is the provider's refusal of items[taken]; lack of
-// space is no error.
+// post posts as many of items as q has depth and buffers for, and returns how many the provider
+// took. gone reports that q is closed. err is the provider's refusal of items[taken]; a full queue
+// is no error.
 func (q *sendQ) post(items []sendItem, w *work, now int64) (taken int, gone bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -173,9 +173,9 @@ func (q *sendQ) post(items []sendItem, w *work, now int64) (taken int, gone bool
 	return taken, false, err
 }
 
-// classed returns the address handle for a datagram. If the DSCP or the ECN codepoint is copied,
-// the handle has that of the IP packet in the datagram. Other messages, such as ARP and CM, keep
-// theirs.
+// classed returns the address handle for a datagram. If the datagram carries an IP packet and the
+// provider has handles by traffic class ([verbs.ClassAH]), the handle takes over the bits of the
+// packet's traffic class that are copied. Other messages, such as ARP and CM, keep their handle.
 func (q *sendQ) classed(it *sendItem) verbs.AH {
 	copies := uint8(q.copies.Load())
 	if copies == 0 {
@@ -189,7 +189,7 @@ func (q *sendQ) classed(it *sendItem) verbs.AH {
 	return ah.WithClass(ip.TrafficClass(q.pool.packet(it.slot))&copies | ah.Attr().TrafficClass&^copies)
 }
 
-// complete takes back the slots up to the request id and appends them to dst.
+// complete takes back the slots of all requests up to and including id and appends them to dst.
 func (q *sendQ) complete(dst []int32, id uint64, now int64) []int32 {
 	q.done.Lock()
 	defer q.done.Unlock()
@@ -211,7 +211,8 @@ func (q *sendQ) complete(dst []int32, id uint64, now int64) []int32 {
 	return dst
 }
 
-// takeBack gives back the slots of all posted requests. The provider does not touch them any more.
+// takeBack gives the slots of all posted requests back to the pool. The provider must not use them
+// any more.
 func (q *sendQ) takeBack() {
 	q.done.Lock()
 	defer q.done.Unlock()

@@ -12,9 +12,9 @@ import (
 
 // A thread is what one data thread has of a Loop: the queue of the TUN that it reads and writes,
 // and its own connections with their buffers, completions and waiting packets. The UD queue pair
-// belongs to the first thread. A packet read for a connection of another thread is copied into a
-// buffer of that thread and posted at once, under the locks of that queue. Otherwise threads meet
-// only where the control plane changes something.
+// belongs to the first thread. A packet read for a queue pair of another thread is copied into a
+// buffer of that thread, and posted there at once or put into its backlog, under the locks of that
+// send queue. Otherwise threads meet only where the control plane changes something.
 type thread struct {
 	*Loop
 	index int
@@ -63,7 +63,7 @@ func (l *Loop) addThread(dev tun.Device) error {
 }
 
 func (l *thread) makeQueues() error {
-	if l.index == 0 { // datagrams are its own
+	if l.index == 0 { // the UD QP belongs to the first thread
 		udSize := verbs.GRHLen + max(l.cfg.udMTU()+headerLen, maxForeignUD)
 		udPool, err := newRecvPool(l.p, l.cfg.udRecvDepth(), udSize, 0)
 		if err != nil {
@@ -166,7 +166,7 @@ func (l *Loop) calmest() *thread {
 	return slices.MinFunc(l.threads, func(a, b *thread) int { return a.live - b.live })
 }
 
-// carry copies the packet of it, whose slot is in another pool, into a buffer of p. It returns the
+// carry copies a packet from its slot in another pool (from) into a buffer of p. It returns the
 // slot in p; ok is false if no buffer is free.
 func (p *sendPool) carry(from *sendPool, it *sendItem) (slot int32, ok bool) {
 	var one [1]int32

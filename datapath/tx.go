@@ -68,8 +68,8 @@ func (s *sender) step() (n int, err error) {
 	return n, nil
 }
 
-// batch sends the first n packets read. Slots whose packet went nowhere stay. At least one slot
-// always stays, so that the next packet can be read.
+// batch sends the first n packets read. The slots of packets that were dropped or went up stay with
+// s. At least one slot always stays, so that the next packet can be read.
 func (s *sender) batch(n int, now int64) {
 	l := s.l
 	cache := l.dests.Load()
@@ -231,10 +231,11 @@ func (l *thread) sent(q *sendQ, items []sendItem) {
 	}
 }
 
-// Send sends one IP packet on p as the TUN reader would: packets that waited for p, or fragments.
-// Any goroutine may call it. It does not look at the destination cache or at the path's MTU. It
-// never waits: the error is ErrFull if the send queue is full or the buffers are used up, and
-// ErrClosed if p leads to a Miss or Drop.
+// Send posts one IP packet on p: one that waited until p had a target, or a fragment. Any goroutine
+// may call it. It does not look at the destination cache or at the path's MTU, and it never waits.
+// The error is ErrFull if the send queue is full or the buffers are used up. It is ErrClosed if p
+// leads to a Miss or a Drop, or if the connection or the loop is closed. It is [verbs.ErrInvalid]
+// if the packet is not IP, or is multicast and p leads to a connection.
 func (l *Loop) Send(p *Path, packet []byte) error {
 	t := ipType(packet)
 	if t == 0 {
@@ -269,8 +270,8 @@ func (l *Loop) SendUD(dst UDDest, t encap.EtherType, payload []byte) error {
 	return l.udq.th.sendOne(l.udq, nil, dst, t, payload)
 }
 
-// SendCopies sends payload behind a header of type t to each of dst on the UD QP. It never waits,
-// and returns how many of them were posted.
+// SendCopies sends payload behind a header of type t to each of dst on the UD QP. It never waits.
+// It returns the number of copies posted.
 func (l *Loop) SendCopies(dst []UDDest, t encap.EtherType, payload []byte) (sent int, err error) {
 	hand := &l.udq.th.hand
 	hand.RLock()
@@ -328,8 +329,9 @@ func (l *thread) sendOne(q *sendQ, p *Path, dst UDDest, t encap.EtherType, paylo
 	return ErrFull
 }
 
-// sendBatch is sendOne to several destinations, batchLen at most. It returns how many messages
-// were posted. If that is fewer than it took buffers for, the error says why.
+// sendBatch is sendOne to several destinations, batchLen at most. It returns how many messages were
+// posted. That may be fewer than dst without an error if buffers are short; an error says why
+// messages that had buffers were not posted.
 func (l *thread) sendBatch(q *sendQ, dst []UDDest, t encap.EtherType, payload []byte) (int, error) {
 	if len(payload) > maxPacket {
 		return 0, ErrTooBig
