@@ -41,8 +41,8 @@ func (l *limiter) init(burst int, every time.Duration) {
 	l.kinds = map[kind]*bucket{}
 }
 
-// allow reports whether a line is let through, and if so how many lines of its kind were left out before
-// it.
+// allow reports whether a line is let through. If so, left is how many lines of its kind were left out since
+// the last one that was let through or reported.
 func (l *limiter) allow(message string, level slog.Level, now time.Time) (left uint64, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -79,14 +79,14 @@ func (l *limiter) bucket(k kind, now time.Time) *bucket {
 	return b
 }
 
-// A leftOut says how many lines of a kind nobody has been told of.
+// A leftOut says how many lines of a kind were left out and are not reported yet.
 type leftOut struct {
 	kind  string
 	count uint64
 }
 
-// overdue returns the kinds with lines that were left out more than tellEvery ago, or all kinds with such
-// lines, and takes them as told.
+// overdue returns the kinds that have unreported lines of which the first was left out at least tellEvery
+// ago. If all is set, it returns all kinds that have unreported lines. It counts the lines as reported.
 func (l *limiter) overdue(now time.Time, all bool) (out []leftOut) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -1,9 +1,10 @@
 // Package logqueue is a log that never makes its caller wait.
 //
-// Lines go into a bounded queue that one goroutine writes. What does not fit, and what
-// cannot be written, is counted and told with the next line that can be. Lines of one
-// kind, which is a message and its level, are limited: after the first few there is one
-// now and then that says how many were left out. Debug lines are not limited.
+// Lines go into a bounded queue that one goroutine writes. Lines that do not fit, or
+// cannot be written, are counted as lost, and a line behind the next one that is written
+// says how many. Lines of one kind, which is a message and its level, are limited: after
+// the first few there is one now and then that says how many were left out. Debug lines
+// are not limited.
 //
 // It does not rotate files, and it does not know who reads them.
 package logqueue
@@ -34,7 +35,7 @@ type Options struct {
 // Bounds.
 const (
 	maxLine    = 8 << 10     // octets; longer lines are cut
-	tellEvery  = time.Minute // after this time what was left out is told, if no line of the kind has told it
+	tellEvery  = time.Minute // lines left out are reported after this time, if no line of their kind has done that
 	defLines   = 1024
 	defBurst   = 20
 	defEvery   = 5 * time.Second
@@ -143,8 +144,8 @@ func (q *Queue) run() {
 	}
 }
 
-// write writes one line. If more lines are lost than told, it then writes how many. It returns the number
-// of lost lines that are told now.
+// write writes one line. If lines were lost that nobody has reported, it then writes how many. told is the
+// number of lost lines that are reported already; write returns the new number.
 func (q *Queue) write(line []byte, told uint64) uint64 {
 	if _, err := q.w.Write(line); err != nil {
 		q.lost.Add(1) // the next line may fit again, as on a disk that was full
@@ -163,7 +164,8 @@ func (q *Queue) write(line []byte, told uint64) uint64 {
 	return lost
 }
 
-// tell logs how many lines were left out that nobody was told of for a while, or with all, at all.
+// tell logs for each kind how many lines were left out and not reported yet. Unless all is set, it logs only
+// kinds that have waited for tellEvery.
 func (q *Queue) tell(now time.Time, all bool) {
 	for _, k := range q.limit.overdue(now, all) {
 		r := slog.NewRecord(now, slog.LevelWarn, "lines of one kind were left out", 0)
@@ -172,7 +174,8 @@ func (q *Queue) tell(now time.Time, all bool) {
 	}
 }
 
-// A handler limits the lines of each kind, and hands the others on to a handler that formats.
+// A handler limits the lines of each kind, and passes the lines that it lets through to a handler that
+// formats.
 type handler struct {
 	q *Queue
 	slog.Handler

@@ -21,7 +21,7 @@ func (b *Bucket) Left(now time.Time, rate, burst float64) float64 {
 // Spend takes n tokens, even if there are fewer.
 func (b *Bucket) Spend(n float64) { b.used += n }
 
-// Take takes one token, if there is one.
+// Take takes one token if there is one, and reports whether it did.
 func (b *Bucket) Take(now time.Time, rate, burst float64) bool {
 	if b.Left(now, rate, burst) < 1 {
 		return false

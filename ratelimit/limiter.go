@@ -40,7 +40,7 @@ type Limiter struct {
 
 	unknown, returning bucket
 	shares             []share
-	met                Memory // sources that were turned away, or came in when there was little room
+	met                Memory // sources that came when less than half of unknown was left
 }
 
 // A share counts the packets of one source within one second.
@@ -70,7 +70,7 @@ func (l *Limiter) Allow(now int64, src ib.GID) bool {
 		return false
 	}
 	l.unknown.refill(now, l.opt.Unknown)
-	if l.unknown.used <= float64(l.opt.Unknown) { // more than half of it is left
+	if l.unknown.used <= float64(l.opt.Unknown) { // at least half of it is left
 		l.unknown.used++
 		return true
 	}

@@ -11,7 +11,7 @@ const (
 	// generation is how long a source is remembered, at least; at most twice as
 	// long. Repeats of ARP, ND and CM messages come sooner.
 	generation = int64(2 * time.Second)
-	// memoryBits is a power of two. At 50,000 sources a second one in some
+	// memoryBits is a power of two. At 50,000 sources a second about one in two
 	// thousand is taken for another.
 	memoryBits = 1 << 22
 )

@@ -26,8 +26,8 @@ type sum struct {
 // NewShares returns Shares; keys are as in [New].
 func NewShares(keys [2]uint64) *Shares { return &Shares{keys: keys} }
 
-// Take counts a packet from src at time now, in nanoseconds, and reports whether src has sent at most most
-// packets in this second.
+// Take counts a packet from src at time now, in nanoseconds. It reports whether the packets of src in this
+// second are no more than the limit, most.
 func (s *Shares) Take(now int64, src ib.GID, most int) bool {
 	h, second := hash(s.keys, src), now/int64(time.Second)
 	fewest := 0

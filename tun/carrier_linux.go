@@ -7,10 +7,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SetCarrier says whether the interface has a carrier, as a cable gives one. Without a carrier the
-// kernel shows the interface without LOWER_UP and its IPv4 routes as linkdown, and gives out no
-// packet; addresses and routes stay. A new File has a carrier. Kernels before 5.0 cannot do that;
-// the error is then unix.EINVAL.
+// SetCarrier sets whether the interface has a carrier, as a card with a cable has. Without a
+// carrier the kernel shows the interface without LOWER_UP and its IPv4 routes as linkdown, and
+// gives out no packet; addresses and routes stay. A new File has a carrier. Kernels before 5.0
+// cannot do that; the error is then unix.EINVAL.
 func (t *File) SetCarrier(on bool) error {
 	t.use.RLock()
 	defer t.use.RUnlock()

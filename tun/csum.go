@@ -9,21 +9,21 @@ import (
 
 // Constants of struct virtio_net_hdr, which IFF_VNET_HDR puts before every packet, in the host's
 // octet order. At octet 0 are the flags, at 1 the GSO type, at 2 the length of the headers, at 4
-// the segment size, at 6 where the octets begin that the checksum covers, at 8 where among those
-// octets the checksum is.
+// the segment size, at 6 the offset in the packet of the first octet that the checksum covers, and
+// at 8 the offset of the checksum from there.
 const (
 	vnetLen       = 10
 	vnetNeedsCsum = 1 // VIRTIO_NET_HDR_F_NEEDS_CSUM
 	tunFCsum      = 1 // TUN_F_CSUM
 )
 
-// checkFrom is the length in octets from which on it is worth checking here the checksum of a
-// packet for the kernel.
+// checkFrom is the least length in octets of a packet for the kernel whose checksum is worth
+// checking here.
 const checkFrom = 512
 
-// Checksums says who computes the checksums of TCP and UDP at the TUN. The kernel would compute
-// them packet by packet with words of 8 octets, before it gives a packet out and when it takes one
-// in.
+// Checksums reports whether we compute the checksums of TCP and UDP at the TUN. Otherwise the
+// kernel computes them packet by packet with words of 8 octets, before it gives a packet out and
+// when it takes one in.
 type Checksums struct {
 	On        bool
 	Why       string // why not, or what is doubtful
@@ -40,7 +40,7 @@ type csums struct {
 	completed, verified, wrong, malformed atomic.Uint64
 }
 
-// Checksums says whether checksums are computed here (see [Options.NoChecksum]), and returns the
+// Checksums reports whether checksums are computed here (see [Options.NoChecksum]), and returns the
 // counts of t and its further queues.
 func (t *File) Checksums() Checksums {
 	c := &t.csum
@@ -75,10 +75,11 @@ func (c *csums) complete(h *[vnetLen]byte, p []byte) bool {
 	return true
 }
 
-// look checks the checksum of p, which is for the kernel. right says that it is right. The caller
-// then tells the kernel to complete the checksum if p ever leaves the host again. Until then the
-// kernel trusts it, as it trusts what a program of the host sent. (A TUN does not know
-// VIRTIO_NET_HDR_F_DATA_VALID.)
+// look checks the checksum of p, a packet for the kernel that has at least checkFrom octets. right
+// reports that the checksum is right, and then s is the segment of p. The caller then marks the
+// checksum as one that is still to be computed ([segment.mark]), as in packets from the host's own
+// programs. The kernel trusts such a packet, and computes the checksum if it sends the packet on to
+// another host. (A TUN does not know VIRTIO_NET_HDR_F_DATA_VALID.)
 func (c *csums) look(p []byte) (s segment, right bool) {
 	if len(p) < checkFrom {
 		return s, false

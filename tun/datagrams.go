@@ -22,7 +22,7 @@ const (
 	protoUDP          = 17
 )
 
-// Datagrams says whether the kernel gives and takes several UDP datagrams of one flow as one GSO
+// Datagrams reports whether the kernel gives and takes several UDP datagrams of one flow as one GSO
 // packet. They stay datagrams: a program reads them one at a time, unless it asked for more
 // (UDP_GRO).
 type Datagrams struct {
@@ -40,8 +40,8 @@ type uso struct {
 	split, merged, written atomic.Uint64
 }
 
-// Datagrams says whether UDP comes and goes in GSO packets (see [Options.NoDatagrams]), and
-// returns the counts of t and its further queues.
+// Datagrams reports whether UDP packets to and from the kernel may be GSO packets (see
+// [Options.NoDatagrams]), and returns the counts of t and its further queues.
 func (t *File) Datagrams() Datagrams {
 	s := &t.uso
 	why := s.why
@@ -56,8 +56,8 @@ func (t *File) Datagrams() Datagrams {
 	return sum
 }
 
-// asLargeUDP reads the UDP packet p that the kernel gave with header h. ok says whether it makes
-// sense.
+// asLargeUDP parses p, a GSO packet of UDP that the kernel gave with header h. ok reports whether
+// it is valid.
 func asLargeUDP(h *[vnetLen]byte, p []byte) (l large, ok bool) {
 	l = large{p: p, udp: true, size: int(binary.NativeEndian.Uint16(h[4:])), tcp: int(binary.NativeEndian.Uint16(h[6:]))}
 	if h[0]&vnetNeedsCsum == 0 || l.size == 0 || binary.NativeEndian.Uint16(h[8:]) != udpSum || len(p) <= l.tcp+udpLen {
@@ -118,8 +118,9 @@ type datagrams struct {
 	ended bool    // nothing may follow
 }
 
-// begin makes p, which is UDP, the first packet. right says that s is its datagram, whose checksum
-// was found right. begin reports whether others may follow.
+// begin makes p, a UDP packet, the first packet. right says that look has found its checksum right,
+// and that s is its segment; else begin checks a short packet itself. begin reports whether others
+// may follow.
 func (m *datagrams) begin(p []byte, s segment, right bool) bool {
 	if len(p) > mergeBelow {
 		return false

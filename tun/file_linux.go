@@ -22,8 +22,8 @@ type Options struct {
 	// NoChecksum leaves the checksums of TCP and UDP to the kernel. They also stay with the kernel
 	// if it cannot leave them to us. See [Checksums].
 	NoChecksum bool
-	// NoSegments makes the kernel split TCP into packets before it gives it out, and merges no
-	// packets for the kernel. NoChecksum has that effect too. See [Segments].
+	// NoSegments makes the kernel split TCP into packets before it gives them out, and lets us
+	// merge no packets for the kernel. NoChecksum has that effect too. See [Segments].
 	NoSegments bool
 	// NoDatagrams makes the kernel split UDP that a program gave it in one call (UDP_SEGMENT)
 	// before it gives it out, and merges no datagrams for the kernel. NoChecksum has that effect
@@ -45,7 +45,7 @@ func (o *Options) mtu() int { return cmp.Or(o.MTU, DefaultMTU) }
 //
 // Its descriptor is not registered with the runtime's poller. A reader waits for packets in
 // poll(2): File.Read on a thread of its own, or another goroutine together with other descriptors
-// (FD, TryRead). That wakes sooner, and nobody else is woken.
+// (FD, TryRead). The reader wakes sooner that way, and no other thread is woken.
 type File struct {
 	name  string
 	index int
@@ -90,8 +90,9 @@ func Open(o Options) (*File, error) {
 }
 
 // Adopt takes over the TUN that fd is attached to, which an earlier process made. It must have the
-// name o.Name, and headers before packets exactly if o and the kernel allow them; its MTU stays.
-// Without an error the File owns fd.
+// name o.Name, and must not be persistent. It must allow further queues exactly if o.Queues is set,
+// and have headers before packets exactly if o and the kernel allow them. Its MTU stays. If Adopt
+// returns no error, the File owns fd.
 func Adopt(fd int, o Options) (*File, error) {
 	t := &File{fd: fd}
 	if err := t.takeOver(o); err != nil {
@@ -252,7 +253,8 @@ func (t *File) Proven() int {
 	return 0
 }
 
-// judge says what a trial's error means. If nothing could be tried, we trust the kernel.
+// judge returns whether something is on after a trial that ended with err, and why not or what is
+// doubtful. If nothing could be tried, we trust the kernel.
 func judge(err error) (on bool, why string) {
 	switch {
 	case errors.Is(err, errNotTried):
@@ -388,7 +390,7 @@ func (t *File) TryRead(bufs [][]byte, sizes []int) (n int, err error) {
 			sizes[n] = k
 			n++
 		case e == 0, e == unix.EINTR:
-		case e == unix.EAGAIN, n > 0: // what ended the batch will be met again
+		case e == unix.EAGAIN, n > 0: // an error that ended the batch will come again
 			return n, nil
 		default:
 			return 0, e
@@ -435,7 +437,7 @@ func (t *File) read(b []byte) (int, unix.Errno) {
 	return int(n) - vnetLen, e
 }
 
-// write writes the first packet, or several packets in a row as one GSO packet of TCP or UDP. It
+// write writes the first packet of bufs, or the first few as one GSO packet of TCP or UDP. It
 // returns how many packets it tried to write.
 func (t *File) write(bufs [][]byte) (tried int, e unix.Errno) {
 	b := bufs[0]
@@ -510,8 +512,9 @@ func (t *File) writeDatagrams(bufs [][]byte, m *datagrams) (tried int, e unix.Er
 
 // writeGSO writes bufs as one GSO packet with header h: the first packet, whose headers are those
 // of the GSO packet, and the payload of the others. If the kernel does not take it, the first
-// packet gets its own headers (head) back and is written alone, unless the interface is down. If
-// the kernel takes that packet, and refused the GSO packet as invalid, writeGSO sets refused.
+// packet gets its own headers (head) back and is written alone, unless the interface is down or
+// gone. If the kernel takes that packet, and refused the GSO packet as invalid or too long, writeGSO
+// sets refused.
 func (t *File) writeGSO(bufs [][]byte, h *[vnetLen]byte, head []byte, refused *atomic.Bool) (tried int, e unix.Errno) {
 	var iov [1 + maxMerged]unix.Iovec
 	iov[0] = vec(h[:])
@@ -533,7 +536,7 @@ func (t *File) writeGSO(bufs [][]byte, h *[vnetLen]byte, head []byte, refused *a
 	return 1, e
 }
 
-// vec returns the octets of b, which is not empty.
+// vec returns an I/O vector of b, which is not empty.
 func vec(b []byte) (v unix.Iovec) {
 	v.Base = &b[0]
 	v.SetLen(len(b))

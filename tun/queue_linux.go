@@ -35,9 +35,9 @@ func (t *File) Queue() (*File, error) {
 	return q, nil
 }
 
-// LeaveQueues makes all packets come to the first queue from now on, for the next process that has
-// t. Packets that wait in the others are lost, so these must be read before. They stay readable
-// and writable.
+// LeaveQueues detaches all queues but the first, so that all packets come to the first queue from
+// now on, for the next process that has t. Packets that wait in a detached queue are lost, so the
+// caller must read these queues before. Detached queues stay readable and writable.
 func (t *File) LeaveQueues() error {
 	for _, q := range t.queues {
 		ifr, err := unix.NewIfreq(q.name)

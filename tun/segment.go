@@ -36,8 +36,8 @@ const (
 	mergeBelow = maxTotal / 2
 )
 
-// Segments says whether the kernel gives and takes TCP in GSO packets, which may be longer than a
-// packet on the wire. Where packets are short, one call then moves dozens of them.
+// Segments reports whether the kernel gives and takes TCP in GSO packets, which may be longer than
+// a packet on the wire. Where packets are short, one call then moves dozens of them.
 type Segments struct {
 	On        bool
 	Why       string // why not, or what is doubtful
@@ -58,8 +58,8 @@ type tso struct {
 	keep []byte // buffer for rest between two reads
 }
 
-// Segments says whether TCP comes and goes in GSO packets (see [Options.NoSegments]), and returns
-// the counts of t and its further queues.
+// Segments reports whether TCP packets to and from the kernel may be GSO packets (see
+// [Options.NoSegments]), and returns the counts of t and its further queues.
 func (t *File) Segments() Segments {
 	s := &t.tso
 	why := s.why
@@ -92,8 +92,8 @@ type large struct {
 	flags byte   // as the kernel gave them
 }
 
-// asLarge reads the GSO packet p that the kernel gave with header h. ok says whether it makes
-// sense.
+// asLarge parses p, a GSO packet that the kernel gave with header h. ok reports whether it is
+// valid.
 func asLarge(h *[vnetLen]byte, p []byte) (l large, ok bool) {
 	if h[1] == vnetUDP {
 		return asLargeUDP(h, p)
@@ -170,7 +170,7 @@ func (l *large) next(buf []byte) int {
 	return total
 }
 
-// keep moves the rest of the GSO packet into buf, because its own buffer goes to the reader.
+// keep moves the rest of the GSO packet into buf, because the reader gets the buffer that holds it.
 func (l *large) keep(buf []byte) {
 	n := copy(buf, l.p[:l.head])
 	n += copy(buf[n:], l.p[l.at:])
@@ -179,8 +179,8 @@ func (l *large) keep(buf []byte) {
 	l.flags &^= tcpCWR
 }
 
-// take splits the GSO packet in bufs[0][:n] over bufs and returns how many it filled. It keeps the
-// packets for which bufs has no room.
+// take splits the GSO packet in bufs[0][:n], which came with header h, over bufs, and returns how
+// many it filled. It keeps the packets that do not fit into bufs for resume.
 func (s *tso) take(h *[vnetLen]byte, n int, bufs [][]byte, sizes []int) int {
 	l, ok := asLarge(h, bufs[0][:n])
 	if !ok {

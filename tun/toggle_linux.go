@@ -2,10 +2,10 @@ package tun
 
 import "sync/atomic"
 
-// switchedOff is the reason why something is off that the options do not want.
+// switchedOff is the reason that is given when the options switch something off.
 const switchedOff = "switched off"
 
-// A toggle is one kind of GSO packets: on or off while packets move.
+// A toggle is the state of one kind of GSO packets. It can be switched while packets move.
 type toggle struct {
 	on     atomic.Bool
 	why    string // why it is off, or what is doubtful
@@ -40,7 +40,7 @@ func (o *toggle) fail(why string) {
 	o.cannot, o.why = why, why
 }
 
-// SetGSO says whether the kernel gives and takes TCP and UDP in GSO packets, as
+// SetGSO sets whether the kernel gives and takes TCP and UDP in GSO packets, as
 // [Options.NoSegments] and [Options.NoDatagrams] do at the start. Packets may move meanwhile. Only
 // one goroutine at a time may call SetGSO, Segments and Datagrams.
 func (t *File) SetGSO(segments, datagrams bool) {
@@ -56,7 +56,7 @@ func (t *File) SetGSO(segments, datagrams bool) {
 	}
 }
 
-// offerGSO tells the kernel what is on, and switches off what the kernel refuses.
+// offerGSO sets in the kernel what is on, and switches off what the kernel refuses.
 func (t *File) offerGSO() {
 	if t.uso.on.Load() {
 		e := t.offload(t.features())

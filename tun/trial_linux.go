@@ -21,8 +21,8 @@ var errNotTried = errors.New("a network namespace for the test cannot be made")
 var errSilence = errors.New("no packet came")
 
 const (
-	// trialVersion changes whenever the trial looks at something else: a kernel that has passed an
-	// earlier trial has not shown that.
+	// trialVersion changes whenever the trial changes, because a kernel that has passed another
+	// version of the trial may not pass this one.
 	trialVersion = 1
 	// trialWait bounds each wait of a trial.
 	trialWait = time.Second
@@ -52,7 +52,7 @@ func tryHeaders() (checksums, segments, datagrams error) {
 	return checksums, segments, datagrams
 }
 
-// trialPause is called before the trial answers the kernel's SYN. Tests make it slow.
+// trialPause is called before the trial answers the kernel's SYN-ACK. Tests make it slow.
 var trialPause = func() {}
 
 // slow reports whether err says that something did not come in time.
@@ -162,7 +162,7 @@ func (t *File) tryWrite(s int) error {
 	return nil
 }
 
-// tryRead has the kernel send a packet: it must come with the right checksum.
+// tryRead has the kernel send a packet, which must come with the right checksum.
 func (t *File) tryRead(s int) error {
 	payload := trialPacket(checkFrom)
 	if err := unix.Sendto(s, payload, 0, &unix.SockaddrInet4{Port: 9, Addr: trialTheirs}); err != nil {
@@ -229,8 +229,9 @@ func (e *trialPeer) packet(flags byte, payload []byte) []byte {
 	return b
 }
 
-// trySegments has a TCP connection carry 4000 octets each way. To the kernel they go as
-// one GSO packet; what the kernel gives out must become packets.
+// trySegments has a TCP connection carry 4000 octets each way. The kernel gets them as one GSO
+// packet. In the other direction, the GSO packets that the kernel gives must split into the right
+// packets.
 func (t *File) trySegments() error {
 	l, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -242,8 +243,8 @@ func (t *File) trySegments() error {
 		unix.SetsockoptTimeval(l, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
-	// BBR sends single packets to a peer that was slow to answer, which we are where
-	// much else runs. Every kernel has reno.
+	// BBR sends single packets to a peer that is slow to answer, as we are on a busy machine. Every
+	// kernel has reno.
 	if err := unix.SetsockoptString(l, unix.IPPROTO_TCP, unix.TCP_CONGESTION, "reno"); err != nil {
 		return fmt.Errorf("choose reno: %w", err)
 	}
@@ -305,7 +306,7 @@ func (t *File) tryMerged(l int, peer *trialPeer, data []byte) (s int, err error)
 	return -1, err
 }
 
-// trySplit lets the kernel send data, and tests that it comes in GSO packets that split into the
+// trySplit has the kernel send data, and tests that it comes in GSO packets that split into the
 // right packets.
 func (t *File) trySplit(s int, peer *trialPeer, data []byte) error {
 	if n, err := unix.Write(s, data); n != len(data) {

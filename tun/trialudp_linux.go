@@ -11,8 +11,9 @@ import (
 // trialSegment is the payload in octets of the trial's datagrams; the last one is shorter.
 const trialSegment = 1000
 
-// tryDatagrams tests UDP in GSO packets. Four datagrams go to the kernel as one GSO packet and
-// must arrive as four. A program sends four in one call, and they must come as four packets.
+// tryDatagrams tests UDP in GSO packets. Four datagrams are written to the kernel as one GSO packet
+// and must arrive as four. Then a program sends four in one call, and they must come out of the TUN
+// as four packets.
 func (t *File) tryDatagrams() error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -56,8 +57,8 @@ func (t *File) tryGathered(s int) error {
 	return nil
 }
 
-// tryCut lets the kernel give out datagrams that were sent in one call, and tests that they come
-// one by one.
+// tryCut sends datagrams in one call. It tests that the kernel gives them as a GSO packet, and that
+// they come out of t unchanged.
 func (t *File) tryCut(s int) error {
 	if err := unix.SetsockoptInt(s, unix.IPPROTO_UDP, unix.UDP_SEGMENT, trialSegment); err != nil {
 		return fmt.Errorf("UDP_SEGMENT: %w", err)

@@ -21,8 +21,8 @@ const (
 
 // A Device is one queue of a TUN device, or a fake of it (tuntest).
 //
-// One goroutine reads and any number write. A Device never keeps a buffer
-// after the call that named it.
+// One goroutine reads and any number write. A Device never keeps a buffer after the
+// call that got it.
 type Device interface {
 	// Name is the name of the interface.
 	Name() string
@@ -38,7 +38,8 @@ type Device interface {
 	// It does not stop at a packet that the kernel refuses (malformed, or the interface is down). n
 	// counts the packets that the kernel took; err is the last refusal.
 	Write(bufs [][]byte) (n int, err error)
-	// Close removes the interface and ends a Read. Close of a further queue leaves the interface.
+	// Close ends a Read and removes the interface, unless another process has its descriptor too.
+	// Close of a further queue leaves the interface.
 	Close() error
 }
 

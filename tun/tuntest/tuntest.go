@@ -43,8 +43,8 @@ func (f *Fake) Name() string { return f.name }
 // Index implements [tun.Device]; it is always 1.
 func (f *Fake) Index() int { return 1 }
 
-// Send is the kernel transmitting pkt on the device. It copies pkt and reports
-// whether there was room.
+// Send sends pkt to the device, as the kernel does. It copies pkt. It returns false if the device
+// is full or closed.
 func (f *Fake) Send(pkt []byte) bool {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -86,7 +86,8 @@ func (f *Fake) Discard() { f.mu.Lock(); f.sink = true; f.mu.Unlock() }
 // Written returns how many packets were written to the device.
 func (f *Fake) Written() int { f.mu.Lock(); defer f.mu.Unlock(); return f.count }
 
-// Lost returns how many packets were dropped because their way was full.
+// Lost returns how many packets were dropped because their direction was full, or by Send after
+// Close.
 func (f *Fake) Lost() int { f.mu.Lock(); defer f.mu.Unlock(); return f.lost }
 
 // Waiting returns how many packets wait to be read.
