@@ -20,7 +20,7 @@ import (
 	"ipoibcm/wire/encap"
 )
 
-// errBusy is what TUNSETIFF says of a name in use.
+// errBusy is the error of TUNSETIFF for a name in use.
 var errBusy error = syscall.EBUSY
 
 // counts are the agent's own counters. The driver adds to them, and anyone may read them.
@@ -39,7 +39,8 @@ type counts struct {
 	ahFailed       atomic.Uint64 `name:"address_handles_failed"`
 }
 
-// A conn is a connected QP with the path that packets from queues take.
+// A conn is a connected QP. path is the path that packets from the machine's queues take over it; nil until
+// the QP is connected.
 type conn struct {
 	dp   *datapath.Conn
 	path *datapath.Path
@@ -126,7 +127,7 @@ func (a *Agent) do(act ipoib.Action) {
 	}
 }
 
-// change queues f, which changes the kernel. The machine waits for no outcome of it.
+// change queues f, which changes the kernel. The machine does not wait for the outcome.
 func (a *Agent) change(f func()) {
 	a.kernel.changes.push(job{do: func() ipoib.Event {
 		f()
@@ -301,8 +302,7 @@ func (a *Agent) joinGroup(mgid ib.GID, mlid ib.LID) {
 	a.groups[mgid] = time.Now()
 }
 
-// publishGroups tells the data path which inner groups are wanted, and which addresses are broadcast
-// addresses.
+// publishGroups sets in the data path which inner groups we want, and which addresses are subnet broadcasts.
 func (a *Agent) publishGroups(t *group.Table) {
 	a.loop.SetGroups(t.Groups())
 	a.loop.SetBroadcasts(t.SubnetBroadcasts())
@@ -332,8 +332,8 @@ func (a *Agent) delPath(hop netip.Addr) {
 	delete(a.paths, hop)
 }
 
-// ref adds n to the users of p's address handle, and to the paths that lead to p's UD QP as the data path
-// counts them.
+// ref adds n to the number of users of p's address handle. If p leads to a peer's UD QP, it also adds n to
+// the number of such paths in the data path ([datapath.Loop.KnowUD]).
 func (a *Agent) ref(p fib.Path, n int) {
 	gid := p.Link.GID
 	if p.Kind == fib.PathUD {

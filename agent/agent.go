@@ -68,8 +68,8 @@ type Options struct {
 	// Allow has the GIDs of the hosts that we talk with at all: only their datagrams and CM messages
 	// are taken. Empty means everybody.
 	Allow ib.GIDSet
-	// PeerAllow has the GIDs of the hosts whose agents may ask ours over the fabric whether it lives.
-	// PeerTrust has those of the hosts whose agents may ask everything else too. Empty: nobody.
+	// PeerAllow has the GIDs of the hosts whose agents may ask ours over the fabric whether it lives, and for
+	// a short status. PeerTrust has those of the hosts whose agents may ask for everything. Empty: nobody.
 	PeerAllow, PeerTrust []netip.Prefix
 
 	// FewerThreads accepts an interface whose queues do not fit the provider's threads. One with a
@@ -89,7 +89,7 @@ type Options struct {
 	CopyECN bool
 	// NoChecksum leaves the checksums of TCP and UDP to the kernel ([tun.Options]).
 	NoChecksum bool
-	// NoSegments has the kernel give and take single packets only ([tun.Options]).
+	// NoSegments has the kernel give and take single packets of TCP only ([tun.Options]).
 	NoSegments bool
 	// NoDatagrams has the kernel give and take single packets of UDP only ([tun.Options]).
 	NoDatagrams bool
@@ -141,8 +141,9 @@ type Options struct {
 // Bounds of the driver.
 const (
 	framesPerTurn = 64          // frames taken from the data path before other events get a turn
-	usageEvery    = time.Second // how often the data path's counts go to the machine
-	// patience for DREP at the end: four DREQs. Until it is over peers that answered get REJ 3
+	usageEvery    = time.Second // how often the machine gets the data path's counts
+	// shutdownWithin bounds the wait for DREPs at the end, which is time for four DREQs. Until then, peers that
+	// have answered and dial again get REJ 3.
 	shutdownWithin = time.Second
 	addrWithin     = time.Second      // patience with the kernel for each address at the start
 	queryWithin    = 10 * time.Second // patience of a control request
@@ -180,8 +181,7 @@ type Agent struct {
 	legacy   legacy
 	copier   copier
 	udDied   string // why the UD QP is in ERR; empty: it is not
-	// tooBigBefore is what tooBig counted when the MTU of the underlay or of a route
-	// changed last.
+	// tooBigBefore is what tooBig returned when the MTU of the underlay or of a route last changed.
 	tooBigBefore uint64
 	end          context.CancelCauseFunc // ends Run with an error
 
@@ -193,14 +193,15 @@ type Agent struct {
 	clientIdle time.Duration // idle time of the control socket's clients; zero means [clientIdle]
 	service    service
 	live       liveSettings
-	barrier    chan struct{} // of the watchdog: closed when the sending thread has moved; nil: no question waits
+	barrier    chan struct{} // of the watchdog: closed when the sending threads have moved; nil: no question waits
 	protected  []control.Protection
 
 	clientsRefused atomic.Uint64 // connections that were refused because there were too many
 }
 
-// Run serves the interface until ctx ends. Then it says goodbye to every peer and removes what it made, or
-// hands over to the next process. It calls ready once the interface is up and the kernel has its first routes.
+// Run serves the interface until ctx ends or a part of the agent fails. Then it says goodbye to every peer
+// and removes what it made, or hands over to the next process. It calls ready once the interface is up and
+// the kernel has its first routes.
 func Run(ctx context.Context, opt Options, ready func()) error {
 	if opt.Log == nil {
 		opt.Log = slog.New(slog.DiscardHandler)

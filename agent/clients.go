@@ -36,9 +36,9 @@ const (
 	writeWithin = 10 * time.Second
 )
 
-// clients is a listener that accepts no more connections than there is room for. It accepts a few beyond
-// that too, and their requests are refused in words. When the process has no descriptor left, the listener
-// closes one of the eventfds that it keeps in reserve.
+// clients is a listener that serves at most maxClients connections. It accepts up to maxTurnedAway more,
+// whose requests get an error, and closes any others at once. When the process has no descriptor left, the
+// listener closes one of the eventfds that it keeps in reserve.
 type clients struct {
 	net.Listener
 	n       atomic.Int64
@@ -134,7 +134,7 @@ func (c *client) Close() error {
 // clientKey is the key of the connection in a request's context.
 type clientKey struct{}
 
-// withClient makes the connection known to its requests.
+// withClient adds the connection, and the user at its other end, to the context of its requests.
 func withClient(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(withUser(ctx, c), clientKey{}, c)
 }

@@ -12,7 +12,7 @@ import (
 	"ipoibcm/wire/encap"
 )
 
-// A copier sends the copies that stand for multicast.
+// A copier sends the copies that replace multicast where the underlay has none.
 type copier struct {
 	took    time.Duration // processor time that the copies of the current step took
 	handles []*handle     // of the current SendCopies
@@ -37,8 +37,8 @@ func (a *Agent) sendCopies(act ipoib.SendCopies) {
 	a.copier.took += processorTime() - began
 }
 
-// holdHandles puts the address handles of to into the copier, and counts the copier as a user of each. So
-// none is destroyed to make room for the next. GIDs without a handle are left out.
+// holdHandles puts the address handles of to into the copier, and counts the copier as a user of each, so
+// that none is destroyed while the others are made. It leaves out GIDs for which no handle can be made.
 func (a *Agent) holdHandles(to []ib.GID) {
 	c := &a.copier
 	c.handles, c.to = c.handles[:0], c.to[:0]

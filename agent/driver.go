@@ -21,7 +21,7 @@ import (
 )
 
 // drive is the control plane: it owns the machine from Start to the end. It calls came once the device is
-// known. If came returns true, ready is called after the first routes.
+// known. If came returns true, drive has ready called when the kernel has the first routes.
 func (a *Agent) drive(ctx context.Context, came func() bool, ready func()) {
 	a.step(ipoib.Start{})
 	a.membersChanged()
@@ -37,8 +37,8 @@ func (a *Agent) drive(ctx context.Context, came func() bool, ready func()) {
 	if p := a.fabric.port; p != nil {
 		in.subnet = p.SubnetMADs()
 	}
-	// The first host event is there at once. It says what the kernel has of the interface, and comes
-	// before any packet: some may have waited at an interface that was taken over, and the machine
+	// The first host event is there at once. It has the state of the interface in the kernel. The machine must
+	// get it before any packet: packets may have waited at an interface that we took over, and the machine
 	// drops packets of an interface that is down.
 	a.hostEvent(<-in.host)
 	announced := false
@@ -209,7 +209,7 @@ func (a *Agent) frame(f *datapath.Frame) {
 	}
 }
 
-// step feeds the machine ev, and every event that carrying out its actions gives rise to.
+// step feeds the machine ev, and every event that arises while step carries out the machine's actions.
 func (a *Agent) step(ev ipoib.Event) {
 	a.pending = append(a.pending, ev)
 	for len(a.pending) > 0 {
@@ -284,7 +284,7 @@ func (a *Agent) reviveUD() {
 	a.step(ipoib.UnderlayChanged{Link: a.link, PathMTU: port.MTU, Active: port.Active})
 }
 
-// carry sets the carrier of the interface: on while the underlay has one and the link is ready.
+// carry switches the carrier of the interface on if on is set and the machine has a link, else off.
 func (a *Agent) carry(on bool) {
 	on = on && a.m.Ready()
 	if err := a.tun.SetCarrier(on); err != nil && !errors.Is(err, syscall.EINVAL) { // before Linux 5.0
@@ -317,9 +317,9 @@ func (a *Agent) underlayChanged(ev verbs.Event) {
 	a.step(ipoib.UnderlayChanged{Link: a.link, PathMTU: port.MTU, UDMTU: a.udMTU(port), Active: port.Active})
 }
 
-// anotherGID returns the GID to go on with where ours has gone. It is of the same IP version, like the
-// groups of the link: an IPv4 address that stays while an IPv6 one goes with the link is not what the hosts
-// of the link have agreed on.
+// anotherGID returns the GID of port that replaces ours if ours has gone and is not configured. The GID has
+// the IP version of ours, because all hosts of the link use that version, also for the groups. So an IPv4
+// address that stays when the IPv6 addresses go with the link is no replacement for these.
 func (a *Agent) anotherGID(port verbs.Port) (ib.GID, bool) {
 	if !a.opt.GID.IsZero() || slices.Contains(port.GIDs, a.link.GID) {
 		return ib.GID{}, false
@@ -338,7 +338,7 @@ func (a *Agent) port() verbs.Port {
 	return p
 }
 
-// usage tells the machine what the data path has counted.
+// usage passes what the data path has counted to the machine.
 func (a *Agent) usage() {
 	var u ipoib.Usage
 	for handle, c := range a.conns {

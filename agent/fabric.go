@@ -49,8 +49,8 @@ func (a *Agent) placeOfPKey(port verbs.Port) int {
 	return slices.IndexFunc(port.PKeys, func(k ib.PKey) bool { return (k^a.opt.pkey())&^ib.PKeyFull == 0 })
 }
 
-// pkeysChanged follows the port's table of P_Keys. A QP names its P_Key by an index in that table: if ours
-// has moved, QPs are made anew, and if it has gone there is no link (Linux calls that a heavy flush).
+// pkeysChanged follows the port's table of P_Keys. A QP names its P_Key by an index in that table. If ours
+// has moved, QPs are made anew; if it has gone, there is no link (Linux calls that a heavy flush).
 func (a *Agent) pkeysChanged() {
 	was, now := a.fabric.pkeyAt, a.placeOfPKey(a.opt.Provider.Port())
 	a.fabric.pkeyAt = now
@@ -91,9 +91,9 @@ func (a *Agent) subnetPort(port verbs.Port) sa.Port {
 		SubnetTimeout: port.SubnetTimeout, GRHRequired: port.GRHRequired}
 }
 
-// portChanged tells the machine what the InfiniBand port is like now. All groups are joined again if again
-// is set, as after an event of the subnet manager, or if the kernel's interface on the port has ended: it
-// left groups that are ours too.
+// portChanged passes the present state of the InfiniBand port to the machine. The machine joins all groups
+// again if again is set, as after an event of the subnet manager. It also does so if the kernel's interface
+// on the port has ended, because that interface left groups that are ours too.
 func (a *Agent) portChanged(again bool) {
 	if a.fabric.port == nil {
 		return
@@ -111,14 +111,15 @@ func (a *Agent) movedPort() {
 		Reregister: a.fabric.pkeyAt >= 0, Moved: true})
 }
 
-// fabricTick looks whether the kernel's interface on the port has come or gone, which no event tells.
+// fabricTick checks whether the kernel's interface on the port has come or gone, because no event reports
+// that.
 func (a *Agent) fabricTick() {
 	if a.fabric.port != nil && a.shared() != a.fabric.shared {
 		a.portChanged(false)
 	}
 }
 
-// subnetMAD takes a MAD of subnet administration in.
+// subnetMAD passes a MAD of subnet administration to the machine.
 func (a *Agent) subnetMAD(m *verbs.SubnetMAD) {
 	a.step(ipoib.RecvSubnet{MAD: &sa.MAD{Data: m.Data,
 		Peer: sa.Address{LID: m.LID, SL: m.SL, QPN: m.QPN, QKey: m.QKey, PKey: m.PKey,
@@ -131,8 +132,8 @@ func (a *Agent) sendSubnet(m *sa.MAD, wait time.Duration) error {
 		GID: to.GID, FlowLabel: to.FlowLabel, TrafficClass: to.TrafficClass, Data: m.Data}, wait)
 }
 
-// checkReady gives the interface a carrier as soon as there is a link, and takes the carrier away with the
-// link.
+// checkReady gives the interface of an InfiniBand port a carrier as soon as there is a link, and takes the
+// carrier away when the link ends.
 func (a *Agent) checkReady() {
 	if a.fabric.port == nil || a.m.Ready() == a.fabric.ready {
 		return
@@ -141,7 +142,7 @@ func (a *Agent) checkReady() {
 	a.carry(a.port().Active)
 }
 
-// attr returns what the address handle of a GID is made of.
+// attr returns the attributes of the address handle of a GID.
 func (a *Agent) attr(gid ib.GID) (verbs.AHAttr, error) {
 	if a.fabric.port == nil {
 		attr := verbs.AHAttr{DGID: gid}
@@ -176,8 +177,8 @@ func (a *Agent) usePath(path verbs.Path) {
 	old.ah.Destroy()
 }
 
-// retarget makes anew the targets of the datagram paths that which selects, and adds refs to the users of
-// their address handles.
+// retarget makes new targets for those paths to a UD QP or a group for which the function returns true. It
+// adds refs to the numbers of users of their address handles.
 func (a *Agent) retarget(refs int, which func(fib.Path) bool) {
 	for hop, p := range a.paths {
 		if (p.p.Kind == fib.PathUD || p.p.Kind == fib.PathGroup) && which(p.p) {
@@ -196,7 +197,7 @@ func (a *Agent) setQKey(k ib.QKey) {
 	a.retarget(0, func(fib.Path) bool { return true })
 }
 
-// attach has the UD QP receive a group.
+// attach makes the UD QP receive a group.
 func (a *Agent) attach(mgid ib.GID, mlid ib.LID) error {
 	if mlid == 0 {
 		return a.loop.UDQP().AttachMulticast(mgid)
@@ -217,7 +218,7 @@ func (a *Agent) detach(mgid ib.GID, mlid ib.LID) error {
 	return verbs.ErrNotSupported
 }
 
-// noPKey says why there is no link without our P_Key.
+// noPKey returns the reason that there is no link without our P_Key.
 func (a *Agent) noPKey() string {
 	return fmt.Sprintf("the subnet manager has not given the port P_Key %v", a.opt.pkey())
 }

@@ -75,7 +75,8 @@ func (a *Agent) prepareHandOver() error {
 	return nil
 }
 
-// adoptTUN takes over the interface of the process before. It returns nil if there is none that fits o.
+// adoptTUN takes over the interface of the process before. It returns nil if there is none that fits o. With
+// FewerThreads, an interface that differs from o only in whether it may have several queues fits too.
 func (a *Agent) adoptTUN(o tun.Options) *tun.File {
 	f := a.opt.Predecessor.TUN
 	if f == nil {
@@ -136,7 +137,7 @@ func (a *Agent) openLoop(gid ib.GID) (*datapath.Loop, error) {
 	return l, err
 }
 
-// proven returns the trial of the TUN that the kernel passed in the process before; zero: none.
+// proven returns the version of the TUN's trial that the kernel passed in the process before; zero: none.
 func (a *Agent) proven() int {
 	if s := a.opt.Predecessor.State; s != nil {
 		return s.Proven
@@ -198,10 +199,10 @@ func (a *Agent) storeRemove(name string) {
 	}
 }
 
-// handOver leaves everything to the next process. It reports whether nothing is left to do; false means
-// that peers are still to be told goodbye. Packets that arrive from here on wait at the sockets, and those
-// of the host at the TUN. Peers are told that their connections have ended. They dial again, or are
-// dialled, when there is a packet.
+// handOver leaves the state and, if the provider can freeze them, its sockets to the next process. It returns
+// true if nothing is left to do, and false if the caller has to say goodbye to the peers. Packets that arrive
+// from now on wait at the frozen sockets, and packets of the host wait at the TUN. handOver tells the peers
+// that their connections have ended. They dial again, or are dialled, when there is a packet.
 func (a *Agent) handOver() bool {
 	a.hub.publish(a.event("agent", "stopping", "handing over to the next process"))
 	<-a.service.told // the service manager hears that we stop before it gets descriptors
@@ -248,7 +249,7 @@ func (a *Agent) leave(s *handover.State, sockets []int) {
 		"sockets", len(sockets), "octets", len(b))
 }
 
-// state returns what the next process is to know.
+// state returns what the next process has to know.
 func (a *Agent) state() handover.State {
 	port := a.opt.Provider.Port()
 	s := handover.State{Name: a.opt.Name, Underlay: port.UnderlayIf, Link: a.link, GUID: port.GUID,

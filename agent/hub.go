@@ -129,7 +129,7 @@ func peerName(l encap.LinkAddr) string {
 	return l.String()
 }
 
-// note tells followers and the log what the machine did.
+// note passes what the machine did to followers, to agents that ask for events, and to the log.
 func (a *Agent) note(n ipoib.Note) {
 	e := a.event(noteParts[n.Kind], string(n.Kind), n.Text)
 	if !n.Peer.IsZero() {

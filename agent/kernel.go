@@ -35,15 +35,15 @@ type kernelWorker struct {
 	done    chan outcome
 }
 
-// A job is one question or change. do carries it out and returns the outcome; nil if nobody waits for one.
-// If then is not nil, the driver calls it when the machine knows the outcomes of all jobs before and of
-// this one.
+// A job is one question or change. do carries it out and returns the outcome; nil if nobody waits for one. If
+// then is not nil, the driver calls it when the machine has the outcomes of this job and of all jobs before
+// it in the queue.
 type job struct {
 	do   func() ipoib.Event
 	then func()
 }
 
-// An outcome is what a batch of jobs came to.
+// An outcome is the events that a batch of jobs, or a notice, led to, and the then functions of the jobs.
 type outcome struct {
 	events []ipoib.Event
 	then   []func()
@@ -97,7 +97,7 @@ func (k *kernelWorker) endNotices() error {
 	return k.notices.Close()
 }
 
-// do queues a. It returns false if a is nothing for the kernel.
+// do queues an action. It returns false if the kernel has no part in that action.
 func (k *kernelWorker) do(a fib.Action) bool {
 	do := job{do: func() ipoib.Event { return ipoib.FIBEvent{Event: k.carryOut(a)} }}
 	switch a.(type) {
@@ -111,8 +111,8 @@ func (k *kernelWorker) do(a fib.Action) bool {
 	return true
 }
 
-// other finds out whether the host answers for an address that is not the device's. If the kernel cannot be
-// asked, the host does not answer.
+// other finds out whether the host answers neighbours that ask for an address that is not the device's. If
+// the kernel cannot be asked, the host does not answer.
 func (k *kernelWorker) other(a netip.Addr) ipoib.Event {
 	is := ipoib.OtherIs{Addr: a}
 	route, err := k.host.Lookup(rtnl.Query{Flow: rtnl.Flow{Dst: a}})
@@ -131,8 +131,7 @@ func (k *kernelWorker) other(a netip.Addr) ipoib.Event {
 	return is
 }
 
-// watch tells the machine of sysctls and groups as they change, until endNotices or
-// ctx ends.
+// watch passes changes of sysctls and groups to the machine, until endNotices is called or ctx ends.
 func (k *kernelWorker) watch(ctx context.Context) error {
 	for {
 		k.mu.RLock()
@@ -156,7 +155,7 @@ func (k *kernelWorker) watch(ctx context.Context) error {
 	}
 }
 
-// noticed reads from the kernel what has changed according to got.
+// noticed reads from the kernel what has changed according to got, and returns it as events.
 func (k *kernelWorker) noticed(got hostnet.Notice) (events []ipoib.Event) {
 	k.mu.RLock()
 	defer k.mu.RUnlock()
@@ -207,7 +206,7 @@ func (k *kernelWorker) work(ctx context.Context, q *queue, do func(func() ipoib.
 	}
 }
 
-// carryOut does one action and returns what came of it.
+// carryOut carries out one action and returns its outcome.
 func (k *kernelWorker) carryOut(a fib.Action) fib.Event {
 	var err error
 	switch a := a.(type) {
@@ -318,7 +317,7 @@ func (a *Agent) doFIB(act fib.Action) {
 	}
 }
 
-// kernelDone tells the machine the outcomes of questions and changes.
+// kernelDone passes the outcomes of questions and changes to the machine.
 func (a *Agent) kernelDone(out outcome) {
 	for _, ev := range out.events {
 		a.step(ev)

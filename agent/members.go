@@ -19,7 +19,7 @@ type Members struct {
 	Link   string            // its name
 	ID     string            // our name on the link; empty: we are not published
 	Source membership.Source // a Publisher if we are published
-	// Grace is how long members stay that the source does not name when it is back after a failure.
+	// Grace is how long members stay on the list when the source, back after a failure, does not name them.
 	Grace time.Duration
 	// Saved is the list that a process before kept; zero if there is none. Save keeps a list, and may
 	// block; nil means that none is kept.
@@ -301,7 +301,7 @@ func (l *memberList) view(now time.Time) control.Members {
 	return out
 }
 
-// memberWarning says what of the list an operator should look at; empty: nothing.
+// memberWarning returns what an operator should look at in the list; empty: nothing.
 func (a *Agent) memberWarning() string {
 	if a.members.o == nil {
 		return ""
@@ -324,7 +324,7 @@ func (a *Agent) memberWarning() string {
 	return ""
 }
 
-// claims says who publishes an address, for explain.
+// claims returns lines that say who publishes an address, for explain.
 func (a *Agent) claims(ip netip.Addr) (lines []string) {
 	s := a.members.tracker.Snapshot()
 	claims := s.Claims(ip)

@@ -54,7 +54,8 @@ func (w *watched[T]) get() T {
 	return v
 }
 
-// read returns the value in force, and an error the first time that something is wrong.
+// read returns the value in force. It returns an error if the file cannot be used, but each error only once
+// in a row.
 func (w *watched[T]) read() (T, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

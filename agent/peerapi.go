@@ -53,7 +53,7 @@ func (a *Agent) peerRequest(w http.ResponseWriter, r *http.Request, path string,
 	answer(w, v)
 }
 
-// answerHint says what to do when a peer's agent refuses a call; empty: there is nothing to say.
+// answerHint returns what to do when a peer's agent refuses a call; empty: there is nothing to say.
 func (a *Agent) answerHint(err error, about control.PeerPath) string {
 	if !errors.Is(err, errNotTrusted) {
 		return ""
@@ -75,7 +75,7 @@ func (a *Agent) ourGID(about control.PeerPath) string {
 	return "which status shows"
 }
 
-// peerHint says what to do when a peer could not be asked.
+// peerHint returns what to do when a peer could not be asked.
 func (a *Agent) peerHint(err error, about control.PeerPath) string {
 	var failed *rdmacm.FailedError
 	switch {

@@ -36,8 +36,8 @@ const (
 	peerWithin   = 8 * time.Second        // how long we wait for a peer that we ask
 )
 
-// DefaultPeerAllow allows whoever is on the same Ethernet, because packets from link-local addresses come
-// no further. It holds unless configured otherwise.
+// DefaultPeerAllow allows whoever is on the same Ethernet, because routers forward no packets from link-local
+// addresses. It applies unless the configuration has another list.
 var DefaultPeerAllow = []netip.Prefix{netip.MustParsePrefix("fe80::/10")}
 
 // A peerService lets agents ask each other over the fabric: it serves the program of package peerrpc, and
@@ -142,17 +142,18 @@ func (s *peerService) listen(ctx context.Context, wg *sync.WaitGroup) error {
 	}
 }
 
-// An arrival is a REQ that we have answered. Anybody can send a REQ in another's name. So an arrival takes
-// no place among the connections that may ask until its sender has shown that the REP reached it: the RTU,
-// and data on the queue pair, have what only the REP told (communication ID, QPN, PSN).
+// An arrival is a REQ that we answer. Anybody can send a REQ in another's name. So an arrival takes no place
+// among the connections that may ask until its sender has shown that the REP reached it. The sender shows
+// that by the RTU, or by data on the queue pair: both have what only the REP told (communication ID, QPN,
+// PSN).
 type arrival struct {
 	from      ib.GID
-	displaced chan struct{} // closed when another arrival takes its room
+	displaced chan struct{} // closed when another arrival displaces this one
 }
 
-// arrive makes room for a REQ. It never refuses one: the oldest arrival gives way, or the oldest of the
-// same GID if that GID has maxEndsEach. A sender that is at its GID answers within milliseconds, and with
-// maxArrivals waiting the oldest has been there for longer.
+// arrive adds an arrival of g, and never refuses. If g has maxEndsEach already, the oldest of these is
+// displaced. Otherwise, if there are maxArrivals, the oldest of all is displaced. A sender that is at its GID
+// answers within milliseconds, and with maxArrivals waiting the oldest has been there for longer.
 func (s *peerService) arrive(g ib.GID) *arrival {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -184,7 +185,7 @@ func (s *peerService) depart(a *arrival) {
 	s.arrivals = slices.DeleteFunc(s.arrivals, func(x *arrival) bool { return x == a })
 }
 
-// full reports whether no connection of g can enter now.
+// full reports whether no connection of g may enter now.
 func (s *peerService) full(g ib.GID) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -271,7 +272,7 @@ func (s *peerService) accept(ctx context.Context, r *rdmacm.Request) {
 	}
 }
 
-// begin adds the counters of a connection to ours. end closes the connection and keeps what they counted.
+// begin makes counters include those of an open connection. end closes the connection and keeps its counts.
 func (s *peerService) begin(e *transport.End) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -368,8 +369,7 @@ func (s *peerService) status(ctx context.Context, who asker) ([]byte, error) {
 	return statusDocument(wholeStatus(v))
 }
 
-// A recent keeps a value for a short time. So the driver can go on to move packets, however often peers
-// ask.
+// A recent keeps a value for a short time, so that peers that ask often do not keep the driver from its work.
 type recent[T any] struct {
 	mu  sync.Mutex
 	at  time.Time
@@ -393,7 +393,8 @@ func (r *recent[T]) get(ctx context.Context, anew func() (T, error)) (T, error) 
 
 var errDocument = errors.New("the status is too large for a document")
 
-// statusDocument leaves peers out if the document would be too large, and says so.
+// statusDocument encodes v. If the document would be too large, it leaves peers out and adds a warning that
+// says so.
 func statusDocument(v control.Status) ([]byte, error) {
 	peers, warnings := v.Peers, v.Warnings
 	for n := len(peers); ; n /= 2 {
@@ -428,8 +429,8 @@ func (s *peerService) learn(n ipoib.Note) {
 	s.known[n.Addr] = n.Peer.GID
 }
 
-// find returns the GID of the host with address ip. about says how the GID is known, and the class of the
-// host's interface.
+// find returns the GID of the host with address ip. about says how the GID is known, and has the class of
+// the host's interface.
 func (s *peerService) find(ctx context.Context, ip netip.Addr) (g ib.GID, about control.PeerPath, err error) {
 	about.IP = ip.String()
 	hop, err := s.a.nextHop(ctx, ip)
@@ -511,8 +512,8 @@ func (s *peerService) dial(ctx context.Context, ip netip.Addr) (e *transport.End
 	return nil, about, err
 }
 
-// call makes one call of the program. It returns the results, and apart from them the document if the peer
-// wrote it into the Write chunk.
+// call makes one call of the program. It returns the results. If the peer put the document into the Write
+// chunk, written is the document.
 func (s *peerService) call(ctx context.Context, e *transport.End, proc uint32,
 	args []byte) (results, written []byte, err error) {
 	req := rpcrdma.Submit{Payload: append((&rpcrdma.RPCCall{Prog: peerrpc.Program, Vers: peerrpc.Version,

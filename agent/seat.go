@@ -67,8 +67,8 @@ func (a *Agent) openTUN() error {
 	}
 }
 
-// isThere reports whether TUNSETIFF may have failed because the interface exists. Opening one of several
-// queues as one with a single queue fails with EINVAL.
+// isThere reports whether TUNSETIFF may have failed because the interface exists. It fails with EINVAL if the
+// interface has several queues and is opened as one with a single queue.
 func isThere(err error) bool { return errors.Is(err, errBusy) || errors.Is(err, syscall.EINVAL) }
 
 func explainNamespace(err error) error {
@@ -97,9 +97,9 @@ func (a *Agent) logRefused() {
 	}
 }
 
-// sit finds the interface, gives it settings and addresses, and begins to watch it. The watch begins last,
-// so that what it sees first is complete. Else somebody who finds the interface up could use an address
-// that we do not know yet, or that the kernel has not finished.
+// sit finds the interface, gives it settings and addresses, sets it up if up is set, and begins to watch it.
+// The watch begins last, so that what it sees first is complete. Else somebody who finds the interface up
+// could use an address that we do not know yet, or that the kernel has not finished.
 func (a *Agent) sit(up bool) (s seat, err error) {
 	ns, name, err := a.place()
 	if err != nil {
@@ -130,8 +130,8 @@ func (a *Agent) place() (ns netns.NsHandle, name string, err error) {
 	return ns, a.tun.Name(), err
 }
 
-// prepare sets the device up, with its addresses. It returns notes about settings that cannot be made, and
-// without which the interface serves all the same.
+// prepare gives the device its settings and addresses, and sets it up if up is set. It returns notes about
+// settings that cannot be made, and without which the interface serves all the same.
 func (a *Agent) prepare(ns netns.NsHandle, name string, up bool) (notes []string, err error) {
 	d, err := hostnet.OpenIn(ns, name)
 	if err != nil {
@@ -183,7 +183,7 @@ func (a *Agent) prepare(ns netns.NsHandle, name string, up bool) (notes []string
 	return notes, nil
 }
 
-// setUpIPv6 makes the settings of IPv6 again, which the kernel has forgotten, and puts the configured
+// setUpIPv6 makes the settings of IPv6 again, after the kernel has forgotten them, and puts the configured
 // addresses back. It removes a link-local address that the kernel has made up meanwhile.
 func (a *Agent) setUpIPv6() {
 	host := a.kernel.host

@@ -108,8 +108,8 @@ func (a *Agent) runService(ctx context.Context) {
 	}
 }
 
-// runWatchdog gives a sign of life for as long as the driver and the data path move.
-// Where one is stuck it says so, and the manager ends the process.
+// runWatchdog gives a sign of life as long as the driver, the data path and the provider move. If one of them
+// is stuck, it logs which, and the manager ends the process.
 func (a *Agent) runWatchdog(ctx context.Context) {
 	tick := time.NewTicker(a.service.every)
 	defer tick.Stop()
@@ -143,8 +143,8 @@ func (a *Agent) alive(ctx context.Context, within time.Duration) error {
 	return nil
 }
 
-// sends returns an error if the thread that sends has not finished, within the time given, what it had in
-// hand. At most one question waits for that thread.
+// sends returns an error if a data thread has not finished, within the time given, the packets that it was
+// sending. At most one question waits for the threads.
 func (a *Agent) sends(within time.Duration) error {
 	if a.barrier == nil {
 		done := make(chan struct{})

@@ -44,8 +44,8 @@ type tap struct {
 	octets atomic.Int64 // what waits in ch, overhead included
 }
 
-// take queues a packet for the client if no more than share octets wait for it then. It reports whether it
-// did.
+// take queues a packet for the client, unless more than share octets or captureDepth packets would wait for
+// it then. It reports whether it did.
 func (c *tap) take(at time.Time, out bool, ip []byte, share int64) bool {
 	keep := len(ip)
 	if c.snap > 0 {
@@ -63,7 +63,7 @@ func (c *tap) take(at time.Time, out bool, ip []byte, share int64) bool {
 	return false
 }
 
-// taken makes room for others, after p was received from c.ch.
+// taken makes way for other packets after p was received from c.ch.
 func (c *tap) taken(p *tapped) { c.octets.Add(-int64(len(p.ip) + tapOverhead)) }
 
 type tapped struct {

@@ -35,8 +35,8 @@ func (a *Agent) openQueues() {
 	}
 }
 
-// threadOffloads says how packets come to their data thread. It returns nil if there is one thread and no
-// more were asked for.
+// threadOffloads returns what brings packets to their data thread. It returns nil if there is one thread and
+// no more were asked for.
 func (a *Agent) threadOffloads() []verbs.Offload {
 	p, ok := a.opt.Provider.(verbs.Threader)
 	if !ok {

@@ -193,7 +193,7 @@ func (a *Agent) warnings(s ipoib.Status, counted map[string]uint64, active bool,
 	return w
 }
 
-// linkWarnings say why there is no link.
+// linkWarnings returns why there is no link.
 func (a *Agent) linkWarnings(active bool) (w []string) {
 	if a.fabric.pkeyAt < 0 {
 		w = append(w, a.noPKey()+", and without it there is no link")
@@ -206,7 +206,7 @@ func (a *Agent) linkWarnings(active bool) (w []string) {
 	return w
 }
 
-// silence says that nobody answers, and what to look at.
+// silence returns a warning that nobody answers, with what to look at.
 func silence(q ipoib.Silence, now time.Time) string {
 	ago := func(t time.Time) string { return now.Sub(t).Round(time.Second).String() + " ago" }
 	heard := "no other host has been heard"
@@ -256,7 +256,7 @@ type neighbourUse struct {
 	ud ipoib.UDUse
 }
 
-// neighbourUses yields the neighbours that are known.
+// neighbourUses yields the neighbours whose link-layer address is known.
 func (a *Agent) neighbourUses(yield func(neighbourUse) bool) {
 	for n := range a.m.AllNeighbours() {
 		if n.Link.IsZero() {
@@ -280,7 +280,7 @@ type connUse struct {
 	health *verbs.Health
 }
 
-// connUses returns the connections. With closely they have what only the list of connections shows.
+// connUses returns the connections. If closely is set, they have what only the list of connections shows.
 func (a *Agent) connUses(closely bool) iter.Seq[connUse] {
 	return func(yield func(connUse) bool) {
 		for c := range a.m.AllConns(closely) {
