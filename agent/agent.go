@@ -47,7 +47,7 @@ type Options struct {
 	Netns    string         // namespace to make it in, by name or path; empty: ours
 	Prefixes []netip.Prefix // addresses to put on it
 	Control  string         // path of the control socket; empty: none
-	Group    string         // whose members may look in over it; empty, or unknown here: nobody
+	Group    string         // its members may read over the control socket; empty, or unknown here: nobody
 
 	Mode       ipoib.Mode
 	CM         ipoib.CMTransport // of CM messages; zero means auto

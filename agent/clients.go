@@ -23,8 +23,8 @@ const (
 	// maxClients bounds the connections at a time: as many as may follow events, as may follow packets,
 	// and as many others.
 	maxClients = 3 * maxFollowers
-	// maxTurnedAway is how many connections beyond maxClients are accepted, only to be told that there
-	// are too many.
+	// maxTurnedAway is how many connections beyond maxClients are accepted, only to get an error for
+	// each request.
 	maxTurnedAway = 8
 	// reservedDescriptors is how many descriptors are kept for short requests. followDescriptors must
 	// be free before another client may follow.

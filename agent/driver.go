@@ -218,7 +218,7 @@ func (a *Agent) step(ev ipoib.Event) {
 		a.actions = a.m.Step(a.actions[:0], time.Now(), ev)
 		for i, act := range a.actions {
 			a.do(act)
-			a.actions[i] = nil // let packets go
+			a.actions[i] = nil // release packets
 		}
 		if took := a.copier.took; took > 0 {
 			a.copier.took = 0
@@ -308,7 +308,7 @@ func (a *Agent) underlayChanged(ev verbs.Event) {
 		a.membersChanged() // we are another member
 	}
 	if ev.Kind == verbs.MTUChange {
-		a.tooBigBefore = a.tooBig() // what was too big before says nothing of now
+		a.tooBigBefore = a.tooBig() // older counts say nothing about the new MTU
 	}
 	a.carry(port.Active)
 	a.log.Info("underlay changed", "event", ev.Kind, "active", port.Active, "gid", a.link.GID, "mtu", port.UnderMTU,

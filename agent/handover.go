@@ -208,7 +208,7 @@ func (a *Agent) handOver() bool {
 	<-a.service.told // the service manager hears that we stop before it gets descriptors
 	state := a.state()
 	p, ok := a.opt.Provider.(verbs.Successor)
-	if !ok { // the next process has another QPN, so peers are told goodbye for ours
+	if !ok { // the next process has another QPN, so drive says goodbye for ours
 		a.leave(&state, nil)
 		return false
 	}

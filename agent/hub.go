@@ -21,7 +21,7 @@ const maxFollowers = 64
 const pastDepth = 1024
 
 // A hub hands events to whoever follows them. A follower that lags loses events
-// and is told how many.
+// and gets an event with their number.
 type hub struct {
 	mu     sync.Mutex
 	subs   map[*subscriber]bool

@@ -174,7 +174,7 @@ func (a *Agent) memberTick() {
 	}
 }
 
-// membersChanged tells the machine who is on the list now.
+// membersChanged passes the present list of members to the machine.
 func (a *Agent) membersChanged() {
 	s := a.members.tracker.Snapshot()
 	a.members.dirty = true

@@ -16,8 +16,9 @@ const redacted = "redacted"
 
 // identifiers matches what may be a communication ID, QPN, PSN, Q_Key, P_Key,
 // service ID or GUID, and the P_Key in an MGID (RFC 4391 section 4), in any text of
-// ours: hexadecimal numbers, six digits in a row, and what follows their names. A
-// number that is none may match too; a part of an IP address does not.
+// ours: numbers with 0x, six or more hexadecimal digits in a row, and what follows
+// comm=, remote=, qpn=, psn= and service=. A number that is no identifier may match
+// too; a part of an IP address does not.
 var identifiers = regexp.MustCompile(`0[xX][0-9a-fA-F]+|[0-9a-fA-F]{6,}|` +
 	`\b(?:comm|remote|qpn|psn|service)=[^\s,;)]+|\b[fF][fF][0-9a-fA-F]{2}:[46]01[bB]:[0-9a-fA-F]*`)
 

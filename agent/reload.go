@@ -15,7 +15,7 @@ import (
 	"ipoibcm/verbs"
 )
 
-// Live are the settings that can change while the agent runs. They mean what they mean in Options.
+// Live are the settings that can change while the agent runs. They have the same meaning as in Options.
 type Live struct {
 	Prefixes             []netip.Prefix
 	Mode                 ipoib.Mode

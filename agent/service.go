@@ -23,7 +23,7 @@ const (
 // watchdogShare is the number of signs of life in the time that the manager waits for one: two may be late.
 const watchdogShare = 3
 
-// A service tells a service manager how the agent is. Only the handover at the end waits for it.
+// A service reports the state of the agent to a service manager. Only the handover at the end waits for it.
 type service struct {
 	notify func(string)
 	every  time.Duration // between signs of life; zero: nobody waits for them
@@ -56,7 +56,7 @@ func (s *service) tell(text string) bool {
 	}
 }
 
-// report tells the manager once that traffic can pass, and the state of the agent whenever that has
+// report notifies the manager once when traffic can pass, and of the agent's state whenever the state has
 // changed. It runs on the driver's goroutine.
 func (a *Agent) report() {
 	s := &a.service

@@ -17,12 +17,12 @@ const (
 	// octets may wait for all clients together.
 	captureDepth  = 4096
 	captureOctets = 32 << 20
-	// tapOverhead is what a packet counts beside its octets.
+	// tapOverhead is how many octets a waiting packet counts in addition to its own.
 	tapOverhead = 64
 )
 
-// headerLen is what is kept of every packet, however small snap is: the Ethernet header of the capture is
-// made from the IP header.
+// headerLen is how many octets of every packet are kept, however small snap is: the Ethernet header of the
+// capture is made from the IP header.
 const headerLen = 40
 
 // errFollowers says that a bound was reached.

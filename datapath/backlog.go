@@ -197,7 +197,7 @@ func (l *thread) pumpBatch(q *sendQ, w *work, now int64) (more bool) {
 		return false
 	}
 	if left := l.postNow(q, w.items[:n], w, now); len(left) > 0 {
-		for i := range left { // the provider has less room than it said
+		for i := range left { // q took fewer than dequeue expected
 			l.dropFull(q, &left[i])
 		}
 		return false

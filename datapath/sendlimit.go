@@ -20,7 +20,8 @@ const (
 	// again.
 	baseWindow = 10 * time.Second
 	// rateWindow is for how long the highest rate counts at least. For that long the path may be
-	// slower, or the processor busy elsewhere, without a consequence.
+	// slower, or the processor busy elsewhere, without a consequence. A measurement that takes longer
+	// does not count.
 	rateWindow = time.Second
 	// moreMessages is how many messages the limit allows beyond what the path carries in the time
 	// that a request may take, if the path carries one message within moreWithin. Of several

@@ -131,7 +131,7 @@ func (q *sendQ) post(items []sendItem, w *work, now int64) (taken int, gone bool
 		return 0, false, nil
 	}
 	tail := q.tail.Load()
-	signal := q.mayHave.Load() / 8 // so that room comes back in small steps
+	signal := q.mayHave.Load() / 8 // so that completions come in small steps
 	var all, unsignaled int64
 	for i := range n {
 		it := &items[i]

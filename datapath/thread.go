@@ -134,7 +134,7 @@ func (l *thread) queues() (qs []drained) {
 	return qs
 }
 
-// destroyQueues destroys the completion queues and the SRQ. Their queue pairs are gone.
+// destroyQueues destroys the completion queues and the SRQ, after their queue pairs.
 func (l *thread) destroyQueues() {
 	for _, q := range l.queues() {
 		if *q.cq != nil {

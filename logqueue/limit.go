@@ -32,7 +32,7 @@ type kind struct {
 type bucket struct {
 	tokens int
 	filled time.Time // when the last token came
-	left   uint64    // lines left out since the last one that was let through
+	left   uint64    // lines left out and not reported yet
 	since  time.Time // when the first of these was left out
 }
 

@@ -83,7 +83,7 @@ func New(w io.Writer, opt Options) *Queue {
 // Logger returns the logger that writes to q.
 func (q *Queue) Logger() *slog.Logger { return slog.New(handler{q, q.inner}) }
 
-// Counts returns what was written so far, and what was not.
+// Counts returns how many lines were written so far, and how many were not.
 func (q *Queue) Counts() Counts {
 	return Counts{Written: q.written.Load(), Lost: q.lost.Load(), LeftOut: q.leftOut.Load()}
 }

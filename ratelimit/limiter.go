@@ -1,5 +1,5 @@
 // Package ratelimit keeps floods of packets with forged sources away from what is
-// costly, and lets honest sources that are not known through all the same.
+// costly, and still lets honest sources through that are not known.
 //
 // A forged source is drawn anew for each packet and never asks twice. An honest source repeats itself,
 // because ARP, ND and CM messages are all sent again. So a [Limiter] lets everybody pass while there is

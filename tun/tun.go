@@ -1,9 +1,9 @@
 // Package tun opens a TUN device and moves IP packets through it in batches.
 //
 // A packet is exactly an IPv4 or IPv6 datagram, with the checksum that it has on
-// the wire. Between [File] and the kernel a header (IFF_VNET_HDR) says more: whose
-// business checksums are ([Checksums]), and that a GSO packet of TCP is several packets
-// ([Segments]), or one of UDP several datagrams ([Datagrams]). The package knows no
+// the wire. Between [File] and the kernel a header before each packet (IFF_VNET_HDR)
+// says more: who computes the checksum ([Checksums]), and that the packet is a GSO packet
+// of several TCP packets ([Segments]) or UDP datagrams ([Datagrams]). The package knows no
 // address; netlink is for hostnet.
 //
 // Sources: drivers/net/tun.c, Documentation/networking/tuntap, struct virtio_net_hdr.
