@@ -72,11 +72,11 @@ type Options struct {
 	// a short status. PeerTrust has those of the hosts whose agents may ask for everything. Empty: nobody.
 	PeerAllow, PeerTrust []netip.Prefix
 
-	// FewerThreads accepts an interface whose queues do not fit the provider's threads. One with a
-	// single queue that exists already or was handed over is served by one data thread, however many
-	// the provider has. One with several queues that was handed over is served by one thread if the
-	// provider has one. Without FewerThreads an existing interface is refused, and one that was handed
-	// over is made anew.
+	// FewerThreads accepts an interface whose queues do not fit the provider's threads, and serves it by
+	// one data thread. That may be an interface with a single queue that exists already or was handed
+	// over, however many threads the provider has. If the provider has one thread, it may also be an
+	// interface with several queues that was handed over. Without FewerThreads, Run refuses an existing
+	// interface, and makes one that was handed over anew.
 	FewerThreads bool
 	// OwnTUNThread reads the TUN on a thread of its own, not on the one that receives packets
 	// ([datapath.Config]).

@@ -17,8 +17,8 @@ const (
 	maxAttempters = 1024
 )
 
-// attempts limits wrong passwords by host. Nobody can try many, and a host that tries many keeps no other
-// host out.
+// attempts limits wrong passwords by host. Nobody can try many. A host that tries many keeps no other
+// host out that has an allowance of its own.
 type attempts struct {
 	mu     sync.Mutex
 	hosts  map[netip.Prefix]*ratelimit.Bucket

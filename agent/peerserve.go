@@ -58,7 +58,7 @@ type peerService struct {
 	mu       sync.Mutex
 	arrivals []*arrival // oldest first
 	ends     int
-	from     map[ib.GID]int        // the same by the peer's GID
+	from     map[ib.GID]int        // ends by the peer's GID
 	known    map[netip.Addr]ib.GID // the GIDs of neighbours, also of those that are gone
 	live     map[*transport.End]struct{}
 	past     map[string]uint64 // counters of connections that have ended

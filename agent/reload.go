@@ -148,7 +148,7 @@ func (a *Agent) apply(l Live) {
 	a.tune(l)
 }
 
-// tune puts the settings in force that say how packets leave and come in.
+// tune puts the traffic class, the offloads of the TUN and InheritClass in force.
 func (a *Agent) tune(l Live) {
 	if p, ok := a.opt.Provider.(verbs.Tuner); ok {
 		p.SetTrafficClass(l.TrafficClass)

@@ -54,15 +54,16 @@ type Config struct {
 	SendBuffers int // of 64 KiB, for all QPs of a thread, at least 64 [512]; there are 8 of 2 KiB for each
 	UpDepth     int // frames on their way up; a quarter is kept for control frames such as ARP and ND [256]
 
-	// InheritClass copies the DSCP of IP packets to the datagrams that carry them. A
-	// connection has one traffic class, because packets of two may overtake each other.
+	// InheritClass copies the DSCP of IP packets to the datagrams that carry them. All packets
+	// of a connection have one traffic class, because packets of two classes may overtake each
+	// other.
 	InheritClass bool
 	// CopyECN copies the ECN codepoint too (RFC 6040, normal mode): the receiver of the datagrams
 	// must pass a CE mark on.
 	CopyECN bool
 
-	// OwnTUNThread keeps the TUN reader a goroutine of its own where the provider
-	// could do its work ([verbs.FDPoller]).
+	// OwnTUNThread has a goroutine of its own read the TUN, even where the provider could read it
+	// ([verbs.FDPoller]).
 	OwnTUNThread bool
 }
 
@@ -82,8 +83,8 @@ func (c *Config) upDepth() int     { return cmp.Or(c.UpDepth, 256) }
 // the queue. If more completions come, the provider decides what becomes of them.
 const cqDepth = 4096
 
-// maxForeignUD is the UD payload in octets that a peer with a larger UD MTU than ours may send:
-// buffers hold it, so that it can be taken and counted (docs/limits.md).
+// maxForeignUD is the largest UD payload in octets that receive buffers hold even if our UD MTU is
+// smaller. The loop can then take and count what a peer with a larger one sends (docs/limits.md).
 const maxForeignUD = 4096
 
 // A Loop moves the packets of one interface.

@@ -3,9 +3,9 @@ package datapath
 import "time"
 
 const (
-	// sendDelay is how much the requests posted before a request may delay it, compared with an
-	// idle path. What would wait longer is kept in front of the queue pair, where flows take turns
-	// and CoDel sees it.
+	// sendDelay is how much longer than on an idle path a request may take because of the requests
+	// posted before it. Packets that would wait longer stay in the backlog, where flows take turns
+	// and CoDel sees them.
 	sendDelay = 3 * time.Millisecond
 	// firstLimit is how many octets may be posted before anything is known of the path.
 	firstLimit = 128 << 10

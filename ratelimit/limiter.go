@@ -8,7 +8,8 @@
 // source gets no more than its share either way.
 //
 // Memory is fixed: bits are remembered, not sources, so a source is now and then taken for one that was
-// there before. It costs some tens of nanoseconds per packet, before anything has been copied or decoded.
+// there before. A decision costs some tens of nanoseconds, before anything of the packet has been copied or
+// decoded.
 //
 // A Limiter has no clock and belongs to one caller at a time.
 package ratelimit

@@ -6,10 +6,10 @@ import (
 	"ipoibcm/ib"
 )
 
-// Shares bound how many packets one source may send within a second, for bounds that are large. There are
-// two tables of sums. In each, a sum counts the packets of all sources that fall on it, and the smaller of
-// a source's two sums counts. Unlike the shares of a [Limiter], which are small and exact while there are
-// few sources, these hold during a flood from any number of others.
+// Shares bound how many packets one source may send within a second, for bounds that are large. The hash
+// of a source selects one sum in each of two tables. A sum counts the packets of all sources that select it,
+// and the smaller of a source's two sums is compared with the bound. Unlike the shares of a [Limiter], which
+// are small and exact while there are few sources, these hold during a flood from any number of others.
 //
 // Memory is fixed. Shares have no clock and belong to one caller at a time.
 type Shares struct {
