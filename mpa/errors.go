@@ -91,9 +91,9 @@ type reasonInfo struct {
 	clause  string
 }
 
-// reasons says what every fault leads to. ReasonNotRTR is code 7 because the
-// message matches none of the options. A peer that is only slow sends no valid
-// frame either, hence code 4 for time running out.
+// reasons is what every fault leads to. ReasonNotRTR has code 7, because the message matches no RTR
+// option. ReasonTimeout has code 4, because a peer that is only slow has sent no valid frame
+// either.
 var reasons = [NumReasons]reasonInfo{
 	ReasonNone:            {"none", 0, Ignore, ""},
 	ReasonClosed:          {"closed", CodeClosed, CloseTCP, "RFC 5044 section 8"},
@@ -137,21 +137,22 @@ func (r Reason) String() string {
 	return fmt.Sprintf("reason %d", uint8(r))
 }
 
-// Code returns the error code that the user is told, and that a Terminate
-// carries where one is sent. Zero means that none exists.
+// Code returns the error code for the user, and for the Terminate if one is sent. Zero means that
+// there is none.
 func (r Reason) Code() Code { return reasons[r].code }
 
-// Outcome returns what r leads to. A responder that has had no FPDU yet may send no FPDU
-// (RFC 5044 section 7.1.2), so there [Terminate] becomes [CloseTCP].
+// Outcome returns what r leads to. An end that may send no FPDU yet closes TCP instead of
+// [Terminate]: an initiator before an accepting reply, and a responder before the first FPDU (RFC
+// 5044 section 7.1.2). Between request and reply a responder answers ReasonLocal with [Refuse].
 func (r Reason) Outcome() Outcome { return reasons[r].outcome }
 
-// FPDU says that r is a fault of FPDUs, which a [Deframer] finds.
+// FPDU reports whether r is a fault of FPDUs, which a [Deframer] finds.
 func (r Reason) FPDU() bool { return r == ReasonCRC || r == ReasonMarker || r == ReasonULPDULength }
 
-// Clause names the clause that says what r leads to.
+// Clause returns the clause that defines what r leads to.
 func (r Reason) Clause() string { return reasons[r].clause }
 
-// An Error says why a connection came to nothing.
+// An Error is the reason why a connection failed.
 type Error struct {
 	Reason Reason
 	Detail string // for people; may be empty

@@ -17,8 +17,9 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// MULPDU returns the largest ULPDU that fits a TCP segment of emss octets, so
-// that FPDUs and segments begin together (RFC 5044 section 4.5).
+// MULPDU returns the largest ULPDU that fits a TCP segment of emss octets, so that FPDUs and
+// segments begin together (RFC 5044 section 4.5). It is at least MinMULPDU, even if that does not
+// fit.
 func MULPDU(emss int, markers bool) int {
 	n := emss - (lengthLen + crcLen + emss%4)
 	if markers {
@@ -114,9 +115,9 @@ type Deframer struct {
 	nmark int
 }
 
-// Next takes octets from in and returns what is left of it. ok says that a ULPDU was
-// completed; it may be a part of in, and stays valid until the next call. Call Next until
-// ok is false. After an error nothing more comes (RFC 5044 section 8).
+// Next takes octets from in and returns the rest of in. ok reports whether ulpdu is a complete
+// ULPDU. It may be a part of in, and stays valid until the next call. Call Next with the rest until
+// ok is false. After an error every call returns that error (RFC 5044 section 8).
 func (d *Deframer) Next(in []byte) (ulpdu, rest []byte, ok bool, err *Error) {
 	if d.err != nil {
 		return nil, nil, false, d.err
@@ -147,8 +148,9 @@ func (d *Deframer) Next(in []byte) (ulpdu, rest []byte, ok bool, err *Error) {
 	return nil, nil, false, nil
 }
 
-// whole is the quick way for an FPDU that lies in in as a whole. n is how many
-// octets it takes; 0 if there is none, below 0 after an error.
+// whole is the fast path for an FPDU without markers that in begins with and holds completely. n is
+// the length of the FPDU in octets. It is 0 if the slow path must read in, and below 0 after an
+// error.
 func (d *Deframer) whole(in []byte) (ulpdu []byte, n int) {
 	if len(d.buf) != d.need || len(in) < lengthLen {
 		return nil, 0
@@ -240,6 +242,6 @@ func (d *Deframer) check(sum uint32, field []byte) {
 	}
 }
 
-// Partial says whether the stream is in the middle of an FPDU: if TCP ends
+// Partial reports whether the stream is in the middle of an FPDU: if TCP ends
 // there, something was lost.
 func (d *Deframer) Partial() bool { return len(d.buf) != d.need || d.nmark > 0 }

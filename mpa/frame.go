@@ -51,7 +51,8 @@ func MaxULPData(enhanced bool) int {
 	return MaxPrivateData
 }
 
-// AppendBinary appends the wire form of f to b. It refuses what must not be sent.
+// AppendBinary appends the wire form of f to b. It fails if S is set below revision 2, or if
+// Private is longer than MaxULPData.
 func (f *Frame) AppendBinary(b []byte) ([]byte, error) {
 	switch {
 	case f.S && f.Rev < 2:
@@ -115,8 +116,8 @@ func (f *Frame) set(b []byte) {
 	}
 }
 
-// checkFrame finds what is wrong with the beginning of a frame, as early as it
-// can be seen.
+// checkFrame returns the first fault in b, the beginning of a frame, or nil. It finds a fault as
+// soon as b is long enough to show it. reply reports whether a reply is due.
 func checkFrame(b []byte, reply bool) *Error {
 	want, other, swapped := requestKey, replyKey, ReasonBothResponders
 	if reply {

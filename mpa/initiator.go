@@ -131,8 +131,8 @@ func (m *Initiator) recv(dst []Action, data []byte) []Action {
 	}
 	dst = append(dst, Established{m.res})
 	if len(rest) > 0 {
-		// The peer sent these octets before our first message can have been there. Or
-		// PD_Length was too small, which shows where FPDUs are expected.
+		// The peer sent these octets before it can have had our first message. Or PD_Length was too
+		// small, and the octets turn out to be no FPDUs.
 		m.count[ReasonUnfenced]++
 		dst = append(dst, Stream{rest})
 	}
@@ -144,7 +144,7 @@ func (m *Initiator) fail(dst []Action, err *Error) []Action {
 	m.count[err.Reason]++
 	m.deadline = time.Time{}
 	if m.state == initiatorUp {
-		// The result tells the user what the responder wanted.
+		// The result has the depths that the responder wanted.
 		dst = append(dst, SendTerminate{err.Code()})
 	}
 	again := m.state == initiatorWaiting && m.enhanced && m.opts.Fallback &&
@@ -157,6 +157,6 @@ func (m *Initiator) fail(dst []Action, err *Error) []Action {
 	return append(dst, Close{}, Failed{err})
 }
 
-// Result returns what is known so far, after a failure too: the user sees the
-// peer's IRD and ORD whatever became of them.
+// Result returns what is known so far, also after a failure: the user may want to see the peer's
+// IRD and ORD.
 func (m *Initiator) Result() Result { return m.res }

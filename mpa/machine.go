@@ -27,8 +27,8 @@ type (
 		Private []byte
 		Depths  *Depths
 	}
-	// FPDU is the first segment that came after the reply of a responder. While
-	// [Responder.Fenced] the driver shows each segment to the responder, in order.
+	// FPDU is the initiator's first segment. The driver passes it to the responder, whose fence it
+	// ends (see [Responder.Fenced]), and passes no segment after it.
 	FPDU struct{ Segment Segment }
 )
 
@@ -70,17 +70,17 @@ type (
 	SendRTR struct{ Type RTRTypes }
 	// SendTerminate sends a Terminate as the last FPDU.
 	SendTerminate struct{ Code Code }
-	// Accepted says that a responder has sent its reply. Octets that come now are
-	// FPDUs, but none may be sent before [Established].
+	// Accepted says that a responder has sent its reply. Octets that arrive now are FPDUs, but the
+	// responder may send none before [Established].
 	Accepted struct{ Result Result }
 	// Established says that FPDUs may be sent. Result.RTR is the kind of indication that
 	// has been sent or received, if any; a received one is no message of the user's.
 	Established struct{ Result Result }
-	// Stream gives octets that came behind the startup frames: FPDUs.
+	// Stream is octets that arrived behind the startup frames: FPDUs.
 	Stream struct{ Data []byte }
 	// Rejected says that the peer rejected. TCP is open; the user may close it.
 	Rejected struct{ Result Result }
-	// Failed says why nothing came of the connection.
+	// Failed is the reason why the connection failed.
 	Failed struct{ Err *Error }
 	// Close ends TCP. What was written before it is still delivered.
 	Close struct{}

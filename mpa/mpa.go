@@ -102,8 +102,8 @@ func (e Enhanced) Append(b []byte) []byte {
 	return binary.BigEndian.AppendUint16(b, ord)
 }
 
-// UnmarshalBinary sets e from the first EnhancedLen octets of b, flags as they
-// are there.
+// UnmarshalBinary sets e from the first EnhancedLen octets of b. It keeps flags B, C and D even
+// without flag A.
 func (e *Enhanced) UnmarshalBinary(b []byte) error {
 	if len(b) < EnhancedLen {
 		return &wire.ShortError{What: "enhanced MPA data", Need: EnhancedLen, Have: len(b)}

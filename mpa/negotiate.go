@@ -34,29 +34,30 @@ func (d Depths) Limited() Depths {
 type Options struct {
 	Depths
 
-	// Negotiate has an initiator negotiate IRD and ORD. A responder always does
-	// if asked.
+	// Negotiate makes an initiator negotiate IRD and ORD. A responder does so whenever the
+	// initiator asks.
 	Negotiate bool
-	// ULPIRD and ULPORD have an initiator exclude IRD or ORD from the negotiation: the ULP
-	// sees to that depth, and the wire says 0x3FFF.
+	// ULPIRD and ULPORD make an initiator exclude IRD or ORD from the negotiation: the ULP agrees
+	// on that depth, and the request has 0x3FFF in its place.
 	ULPIRD, ULPORD bool
-	// PeerToPeer has an initiator ask for the peer-to-peer model: it sends an RTR
-	// indication, and either side may then send first.
+	// PeerToPeer makes an initiator ask for the peer-to-peer model: it sends an RTR indication, and
+	// either side may then send first.
 	PeerToPeer bool
 	// RTR are the kinds of RTR indication that can be generated (initiator) or
 	// taken (responder). Zero means all.
 	RTR RTRTypes
-	// StrictIRD has a responder reject a request for more than MaxIRD instead of accepting
-	// it with MaxIRD.
+	// StrictIRD makes a responder reject a request whose ORD is above MaxIRD. Otherwise it accepts
+	// the request with MaxIRD.
 	StrictIRD bool
 
-	// Revision 1 speaks revision 1 only, and closes on anything enhanced. 2 sends revision
-	// 2 even where nothing is enhanced. Zero means 2 where something is enhanced, 1
-	// elsewhere.
+	// Revision is that of the frames. 1 means revision 1 only: a frame of another revision closes
+	// TCP. With 2 an initiator sends revision 2 even if the request is not enhanced. With zero it
+	// sends 2 if the request is enhanced and 1 otherwise. A responder replies in the revision of
+	// the request.
 	Revision uint8
-	// Fallback has an initiator try again on another TCP connection, with a request that is
-	// not enhanced, after its enhanced request was met by a closed connection or an
-	// unenhanced reply. Depths and RTR are then the ULP's business. Off by default.
+	// Fallback makes an initiator try again on another TCP connection, with a request that is not
+	// enhanced, if the peer has closed TCP after the enhanced request or has sent an unenhanced
+	// reply. Depths and RTR are then the ULP's business. Off by default.
 	Fallback bool
 	// Markers and CRC ask for markers in what is received, and for CRCs.
 	Markers, CRC bool
@@ -72,7 +73,7 @@ type Options struct {
 
 func (o *Options) rtr() RTRTypes { return cmp.Or(o.RTR, RTRAll) & RTRAll }
 
-// Enhanced says whether an initiator's request is enhanced.
+// Enhanced reports whether an initiator's request is enhanced.
 func (o *Options) Enhanced() bool { return o.Revision != 1 && (o.Negotiate || o.PeerToPeer) }
 
 // Check refuses options that cannot work.

@@ -32,13 +32,13 @@ func (o Opcode) String() string {
 
 func (o Opcode) tagged() bool { return o == OpWrite || o == OpReadResponse }
 
-// Invalidates says whether the message names an STag to invalidate.
+// Invalidates reports whether the message names an STag to invalidate.
 func (o Opcode) Invalidates() bool { return o == OpSendInvalidate || o == OpSendSolicitedInvalidate }
 
-// Solicited says whether the message asks for an event at the receiver.
+// Solicited reports whether the message asks for an event at the receiver.
 func (o Opcode) Solicited() bool { return o == OpSendSolicited || o == OpSendSolicitedInvalidate }
 
-// Send says whether the message is one of the four Sends.
+// Send reports whether the message is one of the four Sends.
 func (o Opcode) Send() bool { return o >= OpSend && o <= OpSendSolicitedInvalidate }
 
 // Queue numbers of untagged messages (RFC 5040 section 4.2).

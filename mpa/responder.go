@@ -34,8 +34,8 @@ func NewResponder(opts Options) (*Responder, error) {
 	return &Responder{common: common{opts: opts}}, nil
 }
 
-// Fenced says that the reply was sent and the initiator's first message has not
-// been seen.
+// Fenced reports whether the accepting reply was sent and the initiator's first message has not
+// arrived.
 func (m *Responder) Fenced() bool { return m.state == responderFenced }
 
 // Step applies ev at time now and appends to dst what the driver must do, in
@@ -161,8 +161,7 @@ func (m *Responder) tooLong(private []byte) *Fail {
 	return nil
 }
 
-// reject sends a rejecting reply, which ends MPA. The peer, and our user, find TCP as it
-// was.
+// reject sends a rejecting reply, which ends MPA. TCP stays open for the peer and for our user.
 func (m *Responder) reject(dst []Action, rep Enhanced, private []byte, err *Error) []Action {
 	m.count[err.Reason]++
 	m.state, m.deadline = responderDead, time.Time{}
@@ -170,8 +169,8 @@ func (m *Responder) reject(dst []Action, rep Enhanced, private []byte, err *Erro
 }
 
 // first looks at the initiator's first message. In the peer-to-peer model it must be an RTR
-// indication that the reply named, or a Terminate that tells why the initiator sends none.
-// In the client-server model any message will do.
+// indication that the reply named, or a Terminate with the reason why the initiator sends none. In
+// the client-server model any message will do.
 func (m *Responder) first(dst []Action, s *Segment) []Action {
 	if m.res.PeerToPeer {
 		if s.Opcode == OpTerminate {

@@ -50,7 +50,7 @@ func (c Cause) Type() uint8 { return uint8(c>>8) & 0xf }
 // Code returns the error code.
 func (c Cause) Code() uint8 { return uint8(c) }
 
-// Access says whether the cause is about memory: its STag, bounds or rights.
+// Access reports whether the cause is about memory: its STag, bounds or rights.
 func (c Cause) Access() bool { return c.Layer() <= 1 && c.Type() == 1 && c != DDPTaggedVersion }
 
 // String prints layer, type and code.

@@ -28,7 +28,7 @@ type Conn struct {
 // QP is the queue pair, in RTS while the connection is up and in ERR after it.
 func (c *Conn) QP() verbs.QP { return c.setup.QP }
 
-// Params returns what both sides have told each other.
+// Params returns the parameters that both sides have agreed on.
 func (c *Conn) Params() cm.Params { return c.params }
 
 // Private returns the peer's private data: of its REQ, without the header, or of its REP. It has
@@ -45,7 +45,8 @@ func (c *Conn) Settled() <-chan struct{} { return c.settled }
 // Done is closed when the connection has ended.
 func (c *Conn) Done() <-chan struct{} { return c.done }
 
-// Err says why the connection ended, once Done is closed. It is nil before that, and after Close.
+// Err returns why the connection ended, once Done is closed. It is nil before that, after Close,
+// and after a fatal error of the queue pair, upon which the Port calls Close.
 func (c *Conn) Err() error {
 	select {
 	case <-c.done:
@@ -55,8 +56,8 @@ func (c *Conn) Err() error {
 	}
 }
 
-// Received tells the Conn that something has arrived on the queue pair, which replaces an RTU that
-// was lost. Users of providers that have no CommEst event call it.
+// Received tells the Conn that a message has arrived on the queue pair: then a lost RTU does no
+// harm. Its users are those whose provider has no CommEst event.
 func (c *Conn) Received() { c.port.do(cm.DataOnQP{QPN: c.setup.QP.QPN()}) }
 
 // Close ends the connection with a DREQ and moves the queue pair to ERR. It does

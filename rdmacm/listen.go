@@ -106,8 +106,9 @@ func (p *Port) requested(a cm.RequestReceived) {
 	}
 }
 
-// Accept answers with a REP. It returns when the peer has confirmed it, by an RTU or by data (see
-// [Conn.Received]), or when ctx ends. The queue pair is usable as soon as the peer uses it.
+// Accept answers with a REP. It returns when the peer has confirmed the REP, by an RTU or by data
+// (see [Conn.Received]), when the connection has failed, or when ctx ends. As soon as the peer has
+// sent data the queue pair may send too, even before Accept returns.
 func (r *Request) Accept(ctx context.Context, s Setup) (*Conn, error) {
 	c, err := r.Begin(s)
 	if err != nil {

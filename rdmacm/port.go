@@ -239,7 +239,7 @@ func (p *Port) unlock() {
 	}
 }
 
-// step gives the manager ev and carries out its actions. mu is held.
+// step passes ev to the manager and carries out the actions that it returns. mu is held.
 func (p *Port) step(ev cm.Event) {
 	if p.closed {
 		return
@@ -377,7 +377,8 @@ func (p *Port) notify() {
 	}
 }
 
-// gid returns the local GID from which to reach a peer.
+// gid returns the first local GID of remote's address family. It prefers one that is link-local if
+// remote is, and one that is not if remote is not.
 func (p *Port) gid(remote netip.Addr) (ib.GID, error) {
 	for _, g := range p.opt.Provider.Port().GIDs {
 		a := g.Addr()

@@ -13,7 +13,8 @@ import (
 // [Conn.Private], and passes [Connected] to Step. From then on it passes every event to Step and
 // carries out the actions in their order. It posts a receive buffer again before it carries out
 // what the message in it has caused. After [Disconnected] or [Close] the Conn is of no more use.
-// Each connection gets a new Conn, which inherits only what [Learned] has said.
+// Each connection needs a new Conn. All that a client carries over to it is the version of
+// [Learned], as Options.Start.
 type Conn struct {
 	opts  Options
 	count Counters
@@ -204,8 +205,8 @@ func (c *Conn) connected(dst []Action, now time.Time, private []byte) []Action {
 	return c.pump(dst, now)
 }
 
-// disconnected ends the connection. A client whose first message, of version two, was not answered
-// takes the peer to be of version one next time (draft section 6.2).
+// disconnected ends the connection. If the first message of a client had version two and got no
+// answer, Learned makes the client offer version one on the next connection (draft section 6.2).
 func (c *Conn) disconnected(dst []Action, why error) []Action {
 	if c.opts.Client && !c.settled && c.version == Version2 && c.opts.speaks(Version1) && c.asking() {
 		dst = append(dst, Learned{Version1, true})
@@ -234,7 +235,7 @@ func (c *Conn) tidy(dst []Action, err *Error) []Action {
 	return dst
 }
 
-// asking says whether a sent call has no answer yet.
+// asking reports whether a sent call has no answer yet.
 func (c *Conn) asking() bool {
 	for _, k := range c.calls {
 		if k.state == callSent {
@@ -250,8 +251,8 @@ func (c *Conn) drop(dst []Action, err *Error) []Action {
 	return dst
 }
 
-// receive does what calls and replies have in common, then hands the message to the role that it is
-// for.
+// receive does the checks that calls and replies have in common. Then it passes the message to
+// recvCall, recvReply or recvError.
 func (c *Conn) receive(dst []Action, now time.Time, ev Recv) []Action {
 	if ev.WithInv {
 		c.invalidated(ev.Invalidated)
@@ -259,7 +260,7 @@ func (c *Conn) receive(dst []Action, now time.Time, ev Recv) []Action {
 	h, payload, e := ParseHeader(ev.Data)
 	err, _ := e.(*Error)
 	if h.Proc != ProcERROR && !c.opts.speaks(h.Vers) && (err == nil || err.Reason != ReasonShort) {
-		err = fault(ReasonVersion, "%d", h.Vers) // this fault comes before any other
+		err = fault(ReasonVersion, "%d", h.Vers) // of all faults only ReasonShort comes before it
 	}
 	if err != nil {
 		return c.unreadable(dst, &h, err)
@@ -294,7 +295,8 @@ func (c *Conn) knows(opt uint32) bool { return slices.Contains(c.opts.OptTypes, 
 
 // unreadable answers or drops a message that ParseHeader refused. The order of the checks is
 // version, procedure, lists; an ERROR is never answered. If the direction is not known, a server
-// answers as to a call: the two directions have XIDs of their own, so the XID does not tell it.
+// answers as to a call, and so does a client in version two. The XID does not show the direction,
+// because each direction has XIDs of its own.
 func (c *Conn) unreadable(dst []Action, h *Header, err *Error) []Action {
 	switch {
 	case err.Reason == ReasonShort, h.Proc == ProcERROR:
@@ -331,8 +333,8 @@ func (c *Conn) sendError(dst []Action, xid XID, v Version, te TransportError) []
 	return append(dst, Send{Data: b})
 }
 
-// makesSense returns what is wrong with a message each of whose parts can be read; nil if nothing
-// is.
+// makesSense checks whether the parts of a message that ParseHeader could read fit together. It
+// returns the first fault, or nil.
 func (c *Conn) makesSense(h *Header, payload []byte, dir Direction) *Error {
 	if h.Proc == ProcOPTIONAL {
 		if !c.opts.beginsRPC(h.OptType, payload) {
@@ -367,7 +369,8 @@ func hasPositionZero(reads []ReadSegment) bool {
 	return false
 }
 
-// headMakesSense compares XID and msg_type of the RPC message with those of the transport header.
+// headMakesSense compares XID and msg_type of the RPC message with xid and dir, which are those of
+// the transport header. It returns the fault, or nil.
 func headMakesSense(xid XID, payload []byte, dir Direction) *Error {
 	if len(payload) < 8 {
 		return fault(ReasonNoPayload, "%d octets", len(payload))

@@ -129,7 +129,7 @@ type Header struct {
 	OptInfo []byte // OPTIONAL; ParseHeader returns a part of the message
 }
 
-// hasLists says whether the procedure has chunk lists.
+// hasLists reports whether the procedure has chunk lists.
 func (p Proc) hasLists() bool { return p == ProcMSG || p == ProcNOMSG || p == ProcMSGP }
 
 // Handles calls f with the handle of every segment of the header, in the order of the wire. It
@@ -154,13 +154,13 @@ func (h *Header) Handles(f func(handle uint32) bool) {
 	}
 }
 
-// HasHandle says whether the header names the handle.
+// HasHandle reports whether the header names the handle.
 func (h *Header) HasHandle(handle uint32) (has bool) {
 	h.Handles(func(x uint32) bool { has = x == handle; return !has })
 	return has
 }
 
-// HasChunks says whether the header has any chunk.
+// HasChunks reports whether the header has any chunk.
 func (h *Header) HasChunks() bool { return len(h.Reads) > 0 || len(h.Writes) > 0 || h.Reply != nil }
 
 // MessageDirection returns the direction of a message with this header and payload. An ERROR is
@@ -280,7 +280,7 @@ func (s Segment) append(b []byte) []byte {
 	return appendU32(b, s.Handle, s.Length, uint32(s.Offset>>32), uint32(s.Offset))
 }
 
-// sendable returns the error that keeps h from being sent, nil if there is none.
+// sendable returns why h must not be sent, or nil if it may be sent.
 func (h *Header) sendable() error {
 	if h.Proc == ProcERROR && h.Error.Code == ErrVers {
 		return nil // answers a version that we do not have

@@ -12,9 +12,8 @@ type (
 	// Disconnected says that the connection has ended or was lost, and that no peer can reach our
 	// memory through it any more. Err is for people.
 	Disconnected struct{ Err error }
-	// Recv is a message that came in a Send. If WithInv is set, the completion says that this Send
-	// has invalidated the handle Invalidated here. Data need only last until the actions of this
-	// Step are carried out.
+	// Recv is a message that arrived in a Send. If WithInv is set, that Send has invalidated our
+	// handle Invalidated. Data need only last until the actions of this Step are carried out.
 	Recv struct {
 		Data        []byte
 		WithInv     bool
@@ -29,14 +28,15 @@ type (
 		ID uint64
 		// Payload is the whole RPC call. The machine keeps a copy, in which it sets the XID.
 		Payload []byte
-		// Reduce lists, in order, items of the payload that the program's binding allows to be
-		// moved by themselves. The machine moves them if the call does not fit inline.
+		// Reduce lists, in order, the items of the payload that the program's binding allows in
+		// Read chunks of their own. The machine moves all of them there if the call does not fit
+		// inline. If that is not enough, it puts the whole payload into one Read chunk instead.
 		Reduce []Span
 		// MaxReply is the largest length of the RPC reply in octets, without Results. If such a
-		// reply may not fit inline, memory is exposed for it.
+		// reply may not fit inline, the machine exposes memory for it.
 		MaxReply int
-		// Results are the largest lengths in octets of the items of the reply that the program's
-		// binding allows to be written by themselves.
+		// Results are the largest lengths, in octets, of the items of the reply that the program's
+		// binding allows in Write chunks of their own.
 		Results []int
 		// Timeout, if it is not zero, replaces Options.CallTimeout.
 		Timeout time.Duration
@@ -66,7 +66,8 @@ type (
 
 	// Answer is the reply to a [Serve]. Payload is the whole RPC reply; the machine sets its XID.
 	// Reduce lists items of the reply: the first goes into the first Write chunk of the call, the
-	// second into the second, and so on. Items without a chunk stay in the payload.
+	// second into the second, and so on. An item stays in the payload if it has no chunk, or one of
+	// zero octets.
 	Answer struct {
 		ID      uint64
 		Payload []byte
@@ -85,8 +86,8 @@ type (
 		Data []byte
 		Err  error
 	}
-	// SetGrant changes how many unanswered calls the peer may have, from the next reply on. The
-	// range is from 1 to Options.Grant.
+	// SetGrant changes the credits that we grant the peer, from the next reply on. A Grant below 1
+	// becomes 1, one above Options.Grant becomes Options.Grant.
 	SetGrant struct{ Grant int }
 )
 
@@ -141,10 +142,10 @@ type (
 		Data []byte
 		Len  int
 	}
-	// Release ends the peer's access to memory before the driver does anything else. A driver that
-	// fails to takes the queue pair down and passes [ReleaseFailed]. The octets stay until [Done].
-	// Invalidated is the handle that the peer has invalidated already, 0 if none. A Release of
-	// memory that is not registered does nothing.
+	// Release ends the peer's access to memory before the driver does anything else. If the driver
+	// cannot end the access, it moves the queue pair to ERR and passes [ReleaseFailed]. The driver
+	// keeps the octets until it has carried out [Done]. Invalidated is the handle that the peer has
+	// invalidated already, 0 if none. A Release of memory that is not registered does nothing.
 	Release struct {
 		Reg         RegID
 		Invalidated uint32
@@ -155,15 +156,16 @@ type (
 		Segments []Segment
 		Len      int
 	}
-	// Write posts RDMA WRITEs of Data to the peer's memory: each segment in order gets as many
-	// octets as it has. Nothing answers it; the Send behind it tells the peer.
+	// Write posts RDMA WRITEs of Data to the peer's memory: each segment in order takes Length
+	// octets of it. No event answers it. The Send behind it tells the peer that the data is there.
 	Write struct {
 		Segments []Segment
 		Data     []byte
 	}
 	// Serve gives a call to the program, whose answer is an [Answer] or a [CannotAnswer] event.
-	// Payload is the whole RPC call. MaxReply is how many octets of reply fit, and Results how many
-	// fit into the memory offered for each result.
+	// Payload is the whole RPC call, or that of the Option. MaxReply is the length of the largest
+	// reply that fits, without its results. Results are the lengths of the memory that the call
+	// offers for each result. All are in octets.
 	Serve struct {
 		ID       uint64
 		Payload  []byte
@@ -184,8 +186,8 @@ type (
 	// Ready says that the version is settled. It comes at most once.
 	Ready struct{ Info Info }
 	// Learned is the version to remember for later connections to this peer; see [VersionCache].
-	// Version is 0 if both ends have none in common. Assumed says that the peer has not named its
-	// version itself.
+	// Version is 0 if both ends have none in common. Assumed means that the peer has not named the
+	// version: we infer it from a missing or useless answer.
 	Learned struct {
 		Version Version
 		Assumed bool

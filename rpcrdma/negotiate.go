@@ -2,9 +2,9 @@ package rpcrdma
 
 import "time"
 
-// refusedVersion sends k again in a version of the range that the responder has named, or closes
-// the connection if there is none (draft section 6.2). The responder has not executed the call that
-// it refused.
+// refusedVersion sends k again in the highest version of the responder's range e.Low to e.High that
+// we speak too and that it has not refused. It closes the connection if there is none (draft
+// section 6.2). The responder has not executed the call that it refused.
 func (c *Conn) refusedVersion(dst []Action, now time.Time, k *call, e TransportError) []Action {
 	before := c.refused
 	c.refused = k.vers
@@ -21,9 +21,9 @@ func (c *Conn) refusedVersion(dst []Action, now time.Time, k *call, e TransportE
 	return c.again(dst, now, k, v)
 }
 
-// assumeOne takes the peer to be of version one, because its answer to the first message was
-// missing or useless: a peer that has never heard of version two may answer so. It closes the
-// connection if the first message was of version one, or if we do not speak that.
+// assumeOne sends k again in version one, because the answer to it, our first message, was missing
+// or useless: a peer that does not know version two may answer so. It closes the connection if k
+// was of version one already, or if we do not speak version one.
 func (c *Conn) assumeOne(dst []Action, now time.Time, k *call, err *Error) []Action {
 	if k.vers != Version2 || !c.opts.speaks(Version1) {
 		return c.close(dst, err)
@@ -33,7 +33,7 @@ func (c *Conn) assumeOne(dst []Action, now time.Time, k *call, err *Error) []Act
 	return c.again(dst, now, k, Version1)
 }
 
-// again sends a call from the beginning, in version v and with another XID.
+// again queues a call that was sent, to be sent anew in version v and with another XID.
 func (c *Conn) again(dst []Action, now time.Time, k *call, v Version) []Action {
 	c.version, c.negotiated = v, time.Time{}
 	dst = c.releaseAll(dst, k)

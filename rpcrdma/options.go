@@ -59,7 +59,8 @@ type Options struct {
 	// NegotiateTimeout is how long the first message of a client may stay unanswered before the
 	// client takes the peer to be of version one. Zero means 5 s.
 	NegotiateTimeout time.Duration
-	// CallTimeout bounds the time from Submit to Done. Zero means 30 s.
+	// CallTimeout bounds the time from Submit to Done. It ends no call before the connection is
+	// established. Zero means 30 s.
 	CallTimeout time.Duration
 	// MaxRetries is how often a call is sent again with more memory for its reply, at most. Zero
 	// means 1, negative means never.
@@ -96,7 +97,7 @@ func (o *Options) maxRetries() int { return max(0, cmp.Or(o.MaxRetries, 1)) }
 func (o *Options) negotiateTimeout() time.Duration { return cmp.Or(o.NegotiateTimeout, 5*time.Second) }
 func (o *Options) callTimeout() time.Duration      { return cmp.Or(o.CallTimeout, 30*time.Second) }
 
-// beginsRPC says whether the payload of an RDMA2_OPTIONAL is a whole RPC message
+// beginsRPC reports whether the payload of an RDMA2_OPTIONAL is a whole RPC message
 // or its beginning.
 func (o *Options) beginsRPC(opt uint32, payload []byte) bool {
 	return len(payload) > 0 && !slices.Contains(o.TailTypes, opt)

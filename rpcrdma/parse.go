@@ -3,11 +3,11 @@ package rpcrdma
 import "encoding/binary"
 
 // ParseHeader reads the transport header in front of a message. payload is the rest of b behind the
-// header. Behind an ERROR payload is nil, whatever is there.
+// header. If the message is an ERROR, payload is nil, whatever follows the header.
 //
-// The error, if any, is an [*Error] whose Reason tells the kind of fault. Then payload is nil and h
-// has the fields that were read before the fault, which an answer needs. ParseHeader does not check
-// whether lists, payload and direction make sense together.
+// The error, if any, is an [*Error] whose Reason is the kind of fault. Then payload is nil, and h
+// has the fields in front of the fault. The answer to the message needs them. ParseHeader does not
+// check whether lists, payload and direction make sense together.
 func ParseHeader(b []byte) (h Header, payload []byte, err error) {
 	if len(b) < MinHeaderLen {
 		return h, nil, fault(ReasonShort, "%d octets, a header has at least %d", len(b), MinHeaderLen)

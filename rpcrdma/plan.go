@@ -26,7 +26,8 @@ const (
 	regReply                 // the whole reply
 )
 
-// plan fills k.regs with the memory that the call needs, as if each took one segment.
+// plan sets k.regs to the memory that the call needs. It counts one segment for each. It returns
+// why the call cannot be sent, or nil.
 func (c *Conn) plan(k *call) *Error {
 	send, recv := c.limits()
 	k.regs, k.long = nil, false
@@ -113,7 +114,8 @@ func (c *Conn) header(k *call) *Header {
 	return h
 }
 
-// registered notes the memory for a call, and sends the call when it has all of it.
+// registered stores memory that the driver has registered for a call, and sends the call once all
+// of its memory is registered.
 func (c *Conn) registered(dst []Action, now time.Time, ev Registered) []Action {
 	var k *call
 	var r *reg
@@ -145,7 +147,7 @@ func (c *Conn) registered(dst []Action, now time.Time, ev Registered) []Action {
 	return c.transmit(dst, now, k)
 }
 
-// usable returns what is wrong with memory that was registered; nil if nothing is.
+// usable returns why the call cannot use memory that was registered, or nil.
 func (c *Conn) usable(k *call, r *reg, ev Registered) *Error {
 	switch n := Chunk(ev.Segments).Len(); {
 	case ev.Err != nil:

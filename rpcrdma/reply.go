@@ -190,9 +190,9 @@ func (c *Conn) recvError(dst []Action, now time.Time, h *Header) []Action {
 	return c.pump(c.finish(dst, k, Done{Err: err, Transport: h.Error}), now)
 }
 
-// enlarge raises the memory for the reply of k to what the responder asks for. It returns false if
-// k must not be sent again: the program ran, the retries are used up, or the request is too large
-// or makes no sense (draft section 5.2.4).
+// enlarge raises the memory for the reply of k to the length that the responder needs. It returns
+// false if k must not be sent again: the program ran, the retries are used up, or that length is
+// above MaxLong or no larger than the memory was (draft section 5.2.4).
 func (c *Conn) enlarge(k *call, e TransportError) bool {
 	if e.Processed || e.LengthNeeded == 0 || k.retries >= c.opts.maxRetries() {
 		return false // we must not make a program run twice

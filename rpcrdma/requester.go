@@ -95,13 +95,13 @@ func (c *Conn) submittable(req *Submit) *Error {
 	return nil
 }
 
-// isRPC says whether payload begins with the head of an RPC message of msg_type dir.
+// isRPC reports whether payload begins with the head of an RPC message of msg_type dir.
 func isRPC(payload []byte, dir Direction) bool {
 	_, d, ok := payloadHead(payload)
 	return ok && d == dir
 }
 
-// spansFit says whether the spans lie within n octets, in order, and do not overlap.
+// spansFit reports whether the spans lie within n octets, in order, and do not overlap.
 func spansFit(spans []Span, n int) bool {
 	at := 8 // XID and msg_type stay
 	for _, s := range spans {
@@ -162,8 +162,8 @@ func (c *Conn) pump(dst []Action, now time.Time) []Action {
 	}
 }
 
-// begin decides how a call travels, and asks for the memory that it needs. A call that needs none
-// is sent.
+// begin decides what parts of a call go into chunks, and asks for the memory that they need. It
+// sends a call that needs none.
 func (c *Conn) begin(dst []Action, now time.Time, k *call) []Action {
 	k.vers = c.version
 	if !k.keepXID {
@@ -218,7 +218,7 @@ func (c *Conn) transmit(dst []Action, now time.Time, k *call) []Action {
 		payload = without(payload, k.req.Reduce)
 	}
 	out, err := h.AppendBinary(make([]byte, 0, h.len()+len(payload)))
-	// The memory may have taken more than one segment each, which makes the header larger than
+	// Each registration may have taken more than one segment, which makes the header larger than
 	// planned.
 	reply := Header{Vers: h.Vers, Writes: h.Writes}
 	wide := len(out)+len(payload) > send && !k.long
@@ -278,8 +278,8 @@ func (c *Conn) end(dst []Action, k *call, err *Error) []Action {
 	return c.finish(dst, k, Done{Err: err})
 }
 
-// finish releases the memory of a call and tells the user. Release comes before Done: the user gets
-// the octets only when no peer can reach the memory any more.
+// finish releases the memory of a call and appends its Done (none for the probe). Release comes
+// before Done: the user gets the octets only when no peer can reach the memory any more.
 func (c *Conn) finish(dst []Action, k *call, done Done) []Action {
 	dst = c.releaseAll(dst, k)
 	c.calls = slices.DeleteFunc(c.calls, func(x *call) bool { return x == k })

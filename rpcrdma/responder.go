@@ -67,7 +67,8 @@ func (c *Conn) recvCall(dst []Action, h *Header, payload []byte) []Action {
 }
 
 // sort gathers the Read list into chunks. It checks, before anything is read, that all segments
-// make sense, that the chunks fit into limit octets, and that their positions are in the payload.
+// make sense, that the chunks to read have at most limit octets together, and that their positions
+// are in the payload.
 func (s *served) sort(limit int) *Error {
 	for _, c := range append(s.h.Writes, s.h.Reply) {
 		for _, g := range c {
@@ -155,8 +156,8 @@ func (c *Conn) give(dst []Action, s *served) []Action {
 	return append(dst, a)
 }
 
-// assemble returns the payload as it was before its items were moved out. The chunks need not have
-// included XDR's padding (RFC 8166 section 3.4.5), so assemble adds it.
+// assemble returns the payload as it was before its items were moved out. The chunks need not
+// include XDR's padding (RFC 8166 section 3.4.5), so assemble adds it.
 func (s *served) assemble() []byte {
 	rest := s.inline
 	var out []byte
@@ -191,7 +192,7 @@ func (c *Conn) replyLimit(v Version) int {
 	return DefaultInline2
 }
 
-// replyHeader returns the header of an answer into whose chunks nothing was written: it has the
+// replyHeader returns the header of an answer for which nothing has been written yet: it has the
 // Write list and the Reply chunk of the call with lengths of zero (RFC 8166 section 3.4.6).
 func (c *Conn) replyHeader(s *served) *Header {
 	h := &Header{XID: s.h.XID, Vers: s.h.Vers, Credit: uint32(max(1, c.grant)), Proc: s.h.Proc, Direction: DirReply,
@@ -212,8 +213,8 @@ func (c *Conn) replyHeader(s *served) *Header {
 	return h
 }
 
-// fill spreads n octets over the segments of c. whole is c with the lengths that they fill, used
-// are the segments of whole that get any.
+// fill spreads n octets over the segments of c, in order. whole is c with the Length of each
+// segment set to the octets that it gets. used are the segments of whole with a Length above zero.
 func (c Chunk) fill(n int) (whole, used Chunk) {
 	whole = make(Chunk, len(c))
 	for i, s := range c {
@@ -244,7 +245,7 @@ func (c *Conn) open(id uint64) *served {
 }
 
 // answer sends a reply: inline if it fits, else in the Reply chunk. The items of Reduce go into the
-// Write chunks.
+// Write chunks. If an item or the reply does not fit, answer sends an ERROR.
 func (c *Conn) answer(dst []Action, ev Answer) []Action {
 	s := c.open(ev.ID)
 	if s == nil {
@@ -309,7 +310,7 @@ func (c *Conn) answer(dst []Action, ev Answer) []Action {
 	return append(append(dst, writes...), send)
 }
 
-// invalidate returns the handle that the reply to s is to invalidate.
+// invalidate returns the handle that the reply to s is to invalidate. ok is false if there is none.
 func (c *Conn) invalidate(s *served) (handle uint32, ok bool) {
 	if !c.opts.SendInv {
 		return 0, false
@@ -339,9 +340,9 @@ func (c *Conn) invalidate(s *served) (handle uint32, ok bool) {
 	return handle, true
 }
 
-// cantReply answers that the need octets of a result or reply do not fit into chunk. index is that
-// of the chunk's first segment. It names the last segment as too short, because the others can be
-// full.
+// cantReply sends the ERROR that need octets of a result or reply do not fit into chunk. index is
+// the SegmentIndex of the chunk's first segment. The ERROR names the chunk's last segment as too
+// short, and asks for what the others cannot hold. In version one it is ERR_CHUNK.
 func (c *Conn) cantReply(dst []Action, s *served, chunk Chunk, index, need int, processed bool) []Action {
 	c.forget(s)
 	err := fault(ReasonCannotReply, "%d octets", need)

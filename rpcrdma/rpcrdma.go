@@ -32,8 +32,8 @@ const (
 	Version2 Version = 2 // draft-cel-nfsv4-rpcrdma-version-two-02
 )
 
-// An XID names a call and its reply. Each end chooses the XIDs of its own calls, so that both ends
-// may have the same one in use.
+// An XID names a call and its reply. Each end chooses the XIDs of its own calls, so both ends may
+// use the same XID at the same time.
 type XID uint32
 
 // String prints the XID in hexadecimal.

@@ -22,8 +22,8 @@ type cachedVersion struct {
 	until   time.Time
 }
 
-// Learn remembers what the action [Learned] said of peer. It forgets a peer that has answered in
-// version two, because version two is offered first anyway.
+// Learn remembers the version of peer that the action [Learned] gives. It forgets the peer if that
+// is version two, which a client offers first anyway.
 func (c *VersionCache) Learn(peer string, now time.Time, l Learned) {
 	if l.Version == Version2 {
 		delete(c.peers, peer)

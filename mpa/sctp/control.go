@@ -67,16 +67,17 @@ const (
 type Control struct {
 	SSN      uint16
 	Function Function
-	// HasData says that Enhanced was received. UnmarshalBinary sets it, and AppendBinary
-	// ignores it. Enhanced Initiate and Accept always have Enhanced. RFC 6581 does not say
-	// whether an Enhanced Reject has: we send it and, in one that is received, take the
-	// first four octets for it if they are there.
+	// HasData says that Enhanced was received. UnmarshalBinary sets it, and AppendBinary ignores
+	// it. Enhanced Initiate and Accept always have Enhanced. RFC 6581 does not say whether an
+	// Enhanced Reject has it. We send it there. If a received Enhanced Reject has at least four
+	// octets of data, UnmarshalBinary takes the first four as Enhanced.
 	HasData  bool
 	Enhanced mpa.Enhanced
 	Private  []byte // of the ULP
 }
 
-// AppendBinary appends the wire form of c. It refuses what must not be sent.
+// AppendBinary appends the wire form of c. It fails if Function is unknown, if the private data
+// (with Enhanced, where that is sent) is longer than mpa.MaxPrivateData, or if a Terminate has any.
 func (c *Control) AppendBinary(b []byte) ([]byte, error) {
 	n := len(c.Private)
 	if c.Function.enhanced() {

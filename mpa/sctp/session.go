@@ -10,12 +10,11 @@ import (
 
 // Bounds of an [Endpoint].
 const (
-	// sessionWindow is how many chunks of a session may have overtaken the one that is due.
-	// All chunks that are under way with a lost packet overtake it, and these may be many
-	// where they are small.
+	// sessionWindow is how far the DDP-SSN of a chunk may be ahead of the one that is due. If a
+	// packet is lost, all chunks sent behind it arrive before it, and small chunks may be many.
 	sessionWindow = 4096
-	// sessionWindowOctets bounds the octets of the chunks that a session keeps until those
-	// before them are there.
+	// sessionWindowOctets bounds the octets of the chunks that a session keeps until the chunks
+	// before them arrive.
 	sessionWindowOctets = 1 << 20
 	// endpointWindowOctets bounds what all sessions keep in this way, in octets, with
 	// chunkOverhead for each chunk.
@@ -31,20 +30,19 @@ type SessionReason uint8
 const (
 	SessionMalformed   SessionReason = iota // chunk too short, too long, unknown function or PPID
 	SessionIllegal                          // a sequence that RFC 5043 section 6 and RFC 6581 section 7 do not have
-	SessionWindow                           // too many chunks overtook another
+	SessionWindow                           // a chunk is too far ahead, or too many octets are
 	SessionStray                            // for a stream without session; dropped
 	SessionRepeated                         // a DDP-SSN that was there already; dropped
-	SessionPending                          // too many requests wait for the user; answered with Terminate
+	SessionPending                          // too many requests wait for the user, or too many sessions; answered with Terminate
 	SessionUnsupported                      // enhanced, and we are to speak RFC 5043 only
-	SessionSettle                           // the peer's answer cannot be worked with
+	SessionSettle                           // the depths or kinds of RTR of the two ends do not fit
 	SessionLost                             // the association ended
 	NumSessionReasons
 )
 
-// sessionReasons says what each reason leads to. [mpa.Terminate] stands for a session
-// Terminate. An active side that cannot settle sends the RDMAP Terminate in front of it; a
-// passive side sends an Enhanced Reject instead. A chunk for a stream without session is
-// dropped, whatever is wrong with it.
+// sessionReasons says what each reason leads to. [mpa.Terminate] stands for a session Terminate. An
+// active side that cannot settle sends an RDMAP Terminate in front of it; a passive side sends an
+// Enhanced Reject instead. A malformed chunk for a stream without session is dropped.
 var sessionReasons = [NumSessionReasons]struct {
 	name    string
 	outcome mpa.Outcome
@@ -126,8 +124,8 @@ type (
 		Peer     mpa.Enhanced // as received
 		Private  []byte
 	}
-	// SessionUp says that segments may be sent and will come. Either side may send first:
-	// over SCTP no RTR indication is needed or sent.
+	// SessionUp says that segments may be sent and will arrive. Either side may send first: over
+	// SCTP no RTR indication is needed or sent.
 	SessionUp struct {
 		Stream uint16
 		Result mpa.Result
@@ -250,10 +248,10 @@ func Carry(a Association, acts []SessionAction) ([]SessionAction, error) {
 	return rest, nil
 }
 
-// Step applies ev and appends to dst what the driver must do, in order. A [SessionConnect]
-// that cannot start a session gets [SessionDown]. Any other event of the user's for a
-// stream that is not in the right state does nothing; one that cannot be carried out ends
-// the session.
+// Step applies ev and appends to dst what the driver must do, in order. A [SessionConnect] that
+// cannot start a session gets [SessionDown]. Any other event of the user's does nothing if the
+// session is not in the right state. If Step cannot carry it out in that state, it ends the
+// session.
 func (e *Endpoint) Step(dst []SessionAction, ev SessionEvent) []SessionAction {
 	switch ev := ev.(type) {
 	case SessionConnect:
@@ -346,7 +344,7 @@ func (e *Endpoint) remove(s *session) {
 	delete(e.sessions, s.stream)
 }
 
-// end is for faults of the peer: the session is terminated.
+// end terminates a session because of the peer's fault r.
 func (e *Endpoint) end(dst []SessionAction, s *session, r SessionReason, format string, args ...any) []SessionAction {
 	e.count[r]++
 	dst = e.terminate(dst, s)

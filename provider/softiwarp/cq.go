@@ -26,8 +26,8 @@ func newCQ(d *Device, depth int) *cq {
 	return &cq{dev: d, depth: depth, wake: make(chan struct{}, 1), end: make(chan struct{})}
 }
 
-// add appends wc, even beyond the depth: a completion that is lost would leave a buffer
-// lost for ever. The work requests that can be posted bound the queue.
+// add appends wc, even beyond the depth: without the completion its user would never get the buffer
+// back. The number of work requests that can be posted bounds the queue.
 func (c *cq) add(wc verbs.WC) {
 	c.mu.Lock()
 	if c.head > 0 && len(c.wcs) == cap(c.wcs) {

@@ -7,9 +7,9 @@
 // pairs of the verbs contract: those of two Devices find each other by GID and
 // QPN, foreign peers are met with [Device.Connect] and [Device.Accept].
 //
-// iWARP is not InfiniBand. A send completes when TCP has it, so what the peer
-// refuses ends the queue pair later; there is no immediate data; a Send that
-// finds no receive is held for a time and then ends the connection.
+// iWARP is not InfiniBand. A send completes when TCP has taken it, so a send that the peer refuses
+// ends the queue pair later; there is no immediate data; a Send that finds no receive is held for a
+// time and then ends the connection.
 //
 // Sources: RFC 6581, 5044, 5041, 5040. Missing: UD, multicast, memory windows,
 // headers of the offending segment in a Terminate.
@@ -49,16 +49,16 @@ type Options struct {
 	Addr netip.Addr
 	// Zone is the network device of a link-local Addr.
 	Zone string
-	// Port is the TCP port where the device listens, and where it dials others.
-	// Zero means DefaultPort, negative means that it does not listen.
+	// Port is the TCP port where the device listens, and where it dials others. Zero means
+	// DefaultPort. Negative means that it does not listen, and can dial only with Dial.
 	Port int
 	// Listener and Dial replace TCP. Nil means TCP.
 	Listener net.Listener
 	Dial     func(ctx context.Context, local, remote ib.GID) (net.Conn, error)
 
-	// MPA has the markers, CRCs, kinds of RTR and timeouts of connections that Modify
-	// makes. Its depths and models are ignored, and its Timeout when we dial: then
-	// ConnectTimeout counts.
+	// MPA has the markers, CRCs, kinds of RTR and timeouts of connections that Modify makes. Its
+	// depths and models are ignored. When the device dials, ConnectTimeout and a second replace its
+	// Timeout.
 	MPA mpa.Options
 	// ConnectTimeout bounds the wait for the other queue pair. Zero means 10 s.
 	ConnectTimeout time.Duration
@@ -146,7 +146,7 @@ func (d *Device) hostPort(a netip.Addr) string {
 	return net.JoinHostPort(a.String(), strconv.Itoa(cmp.Or(d.opts.Port, DefaultPort)))
 }
 
-// dial reaches another device.
+// dial opens a connection to the device at remote.
 func (d *Device) dial(ctx context.Context, local, remote ib.GID) (net.Conn, error) {
 	if d.opts.Dial != nil {
 		return d.opts.Dial(ctx, local, remote)

@@ -101,8 +101,8 @@ func terminate(c mpa.Cause, format string, args ...any) *mpa.TermError {
 	return &mpa.TermError{Cause: c, Detail: fmt.Sprintf(format, args...)}
 }
 
-// begin sets e up for a stream. initiator says that we sent the RTR indication, which takes
-// a message number where it is a Send or a Read.
+// begin sets e up for a stream. initiator reports whether we are the initiator, which has sent the
+// RTR indication, if any. That takes a message number if it is a Send or a Read.
 func (e *engine) begin(res *mpa.Result, maxULPDU int, initiator bool) {
 	e.msn, e.readMSN, e.inMSN, e.inReadMSN = 1, 1, 1, 1
 	e.maxULPDU = maxULPDU
@@ -133,8 +133,8 @@ func (e *engine) rtr(s *mpa.Segment) {
 	}
 }
 
-// flush completes all that is outstanding: the oldest send with status, the
-// others as flushed.
+// flush completes the oldest outstanding send with status, and the other sends and a receive that
+// is being filled as flushed.
 func (e *engine) flush(status verbs.Status) {
 	for ; e.completed != e.posted; e.completed++ {
 		w := e.wqe(e.completed)

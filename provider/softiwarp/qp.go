@@ -28,11 +28,11 @@ type qp struct {
 	commEst bool
 	gone    bool
 
-	// What the step to RTR was told.
+	// Of the attributes of the step to RTR.
 	local, remote ib.GID
 	remoteQPN     ib.QPN
 	ird           uint8
-	maxORD        int // what the step to RTS was told: a bound for the ORD that is agreed on
+	maxORD        int // of the step to RTS: bounds the negotiated ORD
 }
 
 // An attempt is one try to get a session.
@@ -53,8 +53,8 @@ func (q *qp) State() verbs.QPState {
 	return q.state
 }
 
-// Modify implements [verbs.QP]. The step to RTR begins to connect to the queue
-// pair DestQPN of another Device; what is posted meanwhile waits. To meet a
+// Modify implements [verbs.QP]. The step to RTR begins to connect to the queue pair DestQPN of the
+// Device at DGID, which may be the same Device. Work requests that are posted meanwhile wait. For a
 // foreign peer use [Device.Connect] or [Device.Accept] in INIT instead.
 func (q *qp) Modify(attr verbs.QPAttr) error {
 	q.mu.Lock()
@@ -105,9 +105,9 @@ func (q *qp) disconnect(why *mpa.TermError) {
 	}
 }
 
-// fail moves q to ERR. The oldest send completes with status, all other requests as flushed.
-// If why is not nil and the session is not fenced (it may not send yet), a Terminate tells the
-// peer. The lock is held.
+// fail moves q to ERR. The oldest send completes with status, all other requests as flushed. If why
+// is not nil the peer gets a Terminate, except from a fenced session, which may not send yet. The
+// lock is held.
 func (q *qp) fail(status verbs.Status, text string, why *mpa.TermError) {
 	if q.state == verbs.StateError {
 		return
@@ -216,15 +216,15 @@ func (q *qp) Destroy() error {
 	return nil
 }
 
-// Connect settles a connection with a foreign peer for a queue pair of d in
-// INIT, which is then in RTS. See [Startup.Connect].
+// Connect settles a connection with a foreign peer for a queue pair of d in INIT, and moves it to
+// RTS. See [Startup.Connect].
 func (d *Device) Connect(ctx context.Context, v verbs.QP, s Startup,
 	dial func(context.Context) (net.Conn, error)) (mpa.Result, error) {
 	return d.meet(ctx, v, &s, func(ctx context.Context) (*Stream, mpa.Result, error) { return s.Connect(ctx, dial) }, true)
 }
 
-// Accept answers a foreign peer for a queue pair of d in INIT, which is then in
-// RTS. See [Startup.Accept].
+// Accept answers a foreign peer for a queue pair of d in INIT, and moves it to RTS. See
+// [Startup.Accept].
 func (d *Device) Accept(ctx context.Context, v verbs.QP, s Startup, conn net.Conn,
 	decide func(context.Context, mpa.Request) mpa.Event) (mpa.Result, error) {
 	return d.meet(ctx, v, &s, func(ctx context.Context) (*Stream, mpa.Result,

@@ -52,7 +52,7 @@ func (r *recvQueue) pop() (w recvWQE, ok bool) {
 type srq struct {
 	mu      sync.Mutex
 	q       recvQueue
-	waiting map[*session]struct{} // sessions to be told of posts
+	waiting map[*session]struct{} // sessions that PostRecv notifies
 	gone    bool
 }
 
@@ -82,7 +82,7 @@ func (s *srq) pop() (recvWQE, bool) {
 	return s.q.pop()
 }
 
-// watch turns on or off that w is told of posts.
+// watch makes PostRecv notify w, or no longer notify it if on is false.
 func (s *srq) watch(w *session, on bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

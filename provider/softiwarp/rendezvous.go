@@ -15,11 +15,11 @@ import (
 	"ipoibcm/verbs"
 )
 
-// In verbs two queue pairs are told each other's GID and QPN, and must then come to one TCP
-// connection. The queue pair with the smaller GID and QPN dials. The private data of its
-// request says which queue pair it wants. The other device holds the request until that
-// queue pair has come to RTR. Only Devices know this arrangement: foreign peers are met
-// with [Device.Connect] and [Device.Accept].
+// In verbs the users give each of two queue pairs the GID and QPN of the other. The two must then
+// get one TCP connection. The queue pair with the smaller GID dials; of two with one GID, that with
+// the smaller QPN. The private data of its request names both queue pairs. The other device holds
+// the request until its queue pair is in RTR, for ConnectTimeout at most. Only Devices know this
+// arrangement. Foreign peers need [Device.Connect] and [Device.Accept].
 
 // rendezvousMagic begins the private data: "iQPr".
 const rendezvousMagic = 0x69515072
@@ -139,8 +139,8 @@ func (q *qp) arrived(try *attempt, st *Stream, err error, initiator bool) {
 	}
 }
 
-// endAttempt reports whether try is still the attempt that q waits for. If so q waits no
-// longer. The caller holds q.mu.
+// endAttempt reports whether try is still the attempt that q waits for. If it is, endAttempt
+// removes it. The caller holds q.mu.
 func (q *qp) endAttempt(try *attempt) (mine bool) {
 	if mine = q.settle == try; mine {
 		q.settle = nil
@@ -205,7 +205,8 @@ func from(conn net.Conn, gid ib.GID) bool {
 	return !ok || ib.GIDFromAddr(a.AddrPort().Addr()) == gid
 }
 
-// host finds the queue pair that m wants, or waits for it.
+// host returns the queue pair that m wants, and waits for it up to ConnectTimeout. It returns nil
+// if the queue pair does not come, or if an equal request waits already.
 func (d *Device) host(ctx context.Context, m meeting) (*qp, *attempt, uint8) {
 	v := &visitor{enter: make(chan *qp, 1)}
 	d.mu.Lock()

@@ -13,20 +13,21 @@ import (
 // batchLen is about how many octets of FPDUs go to TCP at a time.
 const batchLen = 1 << 17
 
-// A session is a queue pair's stream with the two goroutines that serve it. After the queue
-// pair has let go of it, it lasts only to say goodbye.
+// A session is a queue pair's stream with the two goroutines that serve it. Once end has detached
+// it from the queue pair, it lasts only until write has sent the Terminate, if any, and closed the
+// stream.
 type session struct {
 	q  *qp
 	st *Stream
 
 	wake chan struct{} // there may be something to send; holds at most one
 	recv chan struct{} // a receive was posted; holds at most one
-	done chan struct{} // closed under q.mu when the queue pair has let go
+	done chan struct{} // closed under q.mu when end detaches the session
 
 	// Under q.mu.
 	fenced  bool
 	over    bool           // done is closed
-	goodbye *mpa.TermError // to be sent last
+	goodbye *mpa.TermError // for the Terminate that write sends last; nil for none
 }
 
 // attach gives a settled stream to q, whose lock is held.
@@ -41,7 +42,7 @@ func (q *qp) attach(st *Stream, initiator bool) {
 	q.dev.wg.Go(s.write)
 }
 
-// posted tells the reader that a receive was posted.
+// posted notifies the reader that a receive was posted.
 func (s *session) posted() {
 	select {
 	case s.recv <- struct{}{}:
@@ -49,7 +50,7 @@ func (s *session) posted() {
 	}
 }
 
-// notify tells the writer to look.
+// notify wakes the writer.
 func (s *session) notify() {
 	select {
 	case s.wake <- struct{}{}:
@@ -57,8 +58,8 @@ func (s *session) notify() {
 	}
 }
 
-// end lets go of the stream. If why is not nil and the session is not fenced, the peer is
-// told why. The lock is held.
+// end detaches the session from its queue pair. If why is not nil and the session is not fenced,
+// write sends the peer a Terminate with that cause. The lock is held.
 func (s *session) end(why *mpa.TermError) {
 	if s.over {
 		return
@@ -71,7 +72,8 @@ func (s *session) end(why *mpa.TermError) {
 	_ = s.st.conn.SetReadDeadline(time.Unix(1, 0)) // the reader ends
 }
 
-// write sends what the engine has, and says goodbye at the end.
+// write sends the output of the engine. When the session is over, it sends the Terminate, if any,
+// and closes the stream.
 func (s *session) write() {
 	q := s.q
 	var buf []byte
@@ -129,7 +131,7 @@ func (s *session) send(b []byte) error {
 	return err
 }
 
-// read gives the engine what comes.
+// read passes the segments of the peer to the engine.
 func (s *session) read() {
 	q := s.q
 	for {
@@ -151,9 +153,9 @@ func (s *session) read() {
 	}
 }
 
-// take gives one segment to the engine. A Send that finds no receive is held for a time,
-// and with it all that comes behind it, so the peer's TCP has to wait. The lock is held;
-// take gives it up while it waits.
+// take passes one segment to the engine. It holds a Send that finds no receive for RecvTimeout at
+// most. Meanwhile nobody reads what follows the Send, so the peer's TCP has to wait. The lock is
+// held; take releases it while it waits.
 func (s *session) take(seg *mpa.Segment, rtr bool) error {
 	q := s.q
 	q.dev.count.rxSegments.Add(1)
@@ -246,8 +248,8 @@ func (s *session) failed(err error) {
 	}
 }
 
-// statusOf returns the status of the oldest send after a Terminate. If we sent the
-// Terminate, as local says, no work request of ours is to blame.
+// statusOf returns the status of the oldest send after a Terminate. local means that we sent the
+// Terminate. Then no work request of ours is to blame.
 func statusOf(c mpa.Cause, local bool) verbs.Status {
 	switch {
 	case local:

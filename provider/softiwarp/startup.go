@@ -23,16 +23,15 @@ type Startup struct {
 	Options mpa.Options
 	// Private is the private data of an initiator's ULP.
 	Private []byte
-	// Trace gets the octets of the startup frames as they come and go. The last octets that
-	// come may end with FPDUs. Nil means that nobody looks.
+	// Trace gets the octets of the startup frames, out true for those that are sent. The last
+	// octets received may end with FPDUs. Nil discards them.
 	Trace func(out bool, b []byte)
-	// Count gets the machine's counters when the startup frames are done. At a responder it
-	// also gets what the machine counts after that, when the fence has ended. Nil means
-	// that nobody counts.
+	// Count gets the machine's counters when the startup frames are done. At a responder it also
+	// gets what the machine counts after that, when the fence has ended. Nil discards them.
 	Count func(*mpa.Counters)
 }
 
-// A RejectError says that a request was rejected.
+// A RejectError is the error of a request that the peer rejected.
 type RejectError struct {
 	Result mpa.Result // the peer's IRD, ORD and private data
 }
@@ -82,10 +81,9 @@ func (s *Startup) Connect(ctx context.Context, dial func(context.Context) (net.C
 	return n.run()
 }
 
-// Accept answers the request that comes over conn. decide is asked for a
-// [mpa.Accept], [mpa.Reject] or [mpa.Fail]; it may take its time, and its context
-// ends when the peer goes away meanwhile. The stream is fenced: see
-// [Stream.Fenced].
+// Accept answers the request that comes over conn. decide returns a [mpa.Accept], [mpa.Reject] or
+// [mpa.Fail]. It may take its time. Its context ends if the peer closes, or sends octets too early,
+// meanwhile. The stream is fenced: see [Stream.Fenced].
 func (s *Startup) Accept(ctx context.Context, conn net.Conn,
 	decide func(context.Context, mpa.Request) mpa.Event) (*Stream, mpa.Result, error) {
 	m, err := mpa.NewResponder(s.Options)
@@ -121,7 +119,7 @@ func (n *settling) take(conn net.Conn) {
 	n.stop = context.AfterFunc(n.ctx, func() { _ = conn.Close() })
 }
 
-// run gives the machine what happens until it is done.
+// run passes what happens on the connection to the machine, until the machine is done.
 func (n *settling) run() (*Stream, mpa.Result, error) {
 	n.do(mpa.Start{})
 	for n.stream == nil && n.err == nil {
@@ -150,7 +148,7 @@ func (n *settling) trace(out bool, b []byte) {
 	}
 }
 
-// failed tells the machine of an error of TCP.
+// failed passes an error of TCP to the machine.
 func (n *settling) failed(err error) {
 	switch {
 	case n.ctx.Err() != nil:
@@ -165,7 +163,7 @@ func (n *settling) failed(err error) {
 	}
 }
 
-// do carries out what the machine wants.
+// do passes ev to the machine and carries out its actions.
 func (n *settling) do(ev mpa.Event) {
 	for _, act := range n.step(nil, time.Now(), ev) {
 		switch act := act.(type) {
@@ -211,7 +209,7 @@ func (n *settling) do(ev mpa.Event) {
 			if n.err == nil {
 				n.err = act.Err
 			}
-			if n.stream == nil { // a responder that rejected: TCP is as it was, and nobody wants the connection
+			if n.stream == nil { // a responder that rejected: MPA left TCP open, and nobody needs it
 				n.stop()
 				linger(n.conn)
 			}
@@ -234,8 +232,8 @@ func (n *settling) do(ev mpa.Event) {
 // open makes the stream.
 func (n *settling) open(res mpa.Result) { n.stream = newStream(n.conn, res) }
 
-// ask lets the user decide, and watches the peer meanwhile: if octets come before the
-// reply, or TCP ends, the decision does not matter any more.
+// ask lets the user decide, and reads from the peer meanwhile. If the peer sends octets before the
+// reply, or TCP ends, the decision no longer matters.
 func (n *settling) ask(req mpa.Request) {
 	ctx, cancel := context.WithCancel(n.ctx)
 	defer cancel()

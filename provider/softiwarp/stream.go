@@ -44,8 +44,8 @@ func newStream(conn net.Conn, res mpa.Result) *Stream {
 // Conn returns the connection below.
 func (s *Stream) Conn() net.Conn { return s.conn }
 
-// Fenced says that this is a responder's stream and the initiator's first
-// segment has not been read: nothing may be sent (MPA fencing).
+// Fenced reports whether this is a responder's stream and the initiator's first segment has not
+// been read. Until then nothing may be sent (MPA fencing).
 func (s *Stream) Fenced() bool { return s.responder != nil }
 
 // MULPDU returns the largest ULPDU that is sent, in octets.
@@ -74,10 +74,10 @@ func (s *Stream) Write(seg *mpa.Segment) error {
 // ErrFenced says that a responder may not send yet.
 var ErrFenced = errors.New("softiwarp: the initiator has sent nothing yet")
 
-// Read returns the next segment. It stays valid until the next Read. rtr says that the
-// segment is the RTR indication, which is no message of the peer's ULP. Errors are
-// [*mpa.Error] and [*mpa.TermError] for faults of the peer, io.EOF if it closed between two
-// FPDUs, or those of the net.Conn.
+// Read returns the next segment. It stays valid until the next Read. rtr reports whether the
+// segment is the RTR indication, which is no message of the peer's ULP. Errors are [*mpa.Error] and
+// [*mpa.TermError] for faults of the peer, io.EOF if it closed between two FPDUs, or those of the
+// net.Conn.
 func (s *Stream) Read() (seg mpa.Segment, rtr bool, err error) {
 	if s.responder != nil && s.Result.PeerToPeer { // else a deadline is the user's
 		_ = s.conn.SetReadDeadline(s.responder.Deadline())
@@ -96,7 +96,7 @@ func (s *Stream) Read() (seg mpa.Segment, rtr bool, err error) {
 	return s.first(seg)
 }
 
-// first shows the initiator's first segment to the machine.
+// first passes the initiator's first segment to the machine.
 func (s *Stream) first(seg mpa.Segment) (mpa.Segment, bool, error) {
 	for _, act := range s.responder.Step(nil, time.Now(), mpa.FPDU{Segment: seg}) {
 		switch act := act.(type) {
@@ -122,9 +122,9 @@ func (s *Stream) unfence() {
 	}
 }
 
-// faulty tells the machine of a fenced stream about err, and returns the error for Read.
-// The fence ends, except when the machine goes on: so it does when a deadline was the
-// user's and not its own.
+// faulty returns the error of Read for err. On a fenced stream a fault of an FPDU or a segment ends
+// the fence. Any other error goes to the machine, which ends the fence, unless the deadline that
+// has passed is the user's and not the machine's.
 func (s *Stream) faulty(err error) error {
 	if s.responder == nil {
 		return err

@@ -11,7 +11,8 @@ import (
 	"ipoibcm/rdmacm"
 )
 
-// DialRoCE connects to a TCP port number of the RDMA IP CM service. Opt.Provider must be that of p.
+// DialRoCE connects to a TCP port number of the RDMA IP CM service. Opt.Provider must be the
+// provider of p.
 func DialRoCE(ctx context.Context, p *rdmacm.Port, remote netip.Addr, port uint16, opt Options) (*End, error) {
 	opt.RPC.Client = true
 	e, err := New(opt)
@@ -27,8 +28,8 @@ func DialRoCE(ctx context.Context, p *rdmacm.Port, remote netip.Addr, port uint1
 	return e, nil
 }
 
-// AcceptRoCE accepts a request of the RDMA IP CM service. Opt.Provider must be that of the port
-// where the request came in. AcceptRoCE does not wait for the RTU, which may be lost.
+// AcceptRoCE accepts a request of the RDMA IP CM service. Opt.Provider must be the provider of the
+// Port that received the request. AcceptRoCE does not wait for the RTU, which may be lost.
 func AcceptRoCE(r *rdmacm.Request, opt Options) (*End, error) {
 	e, err := New(opt)
 	if err != nil {

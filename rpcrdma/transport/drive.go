@@ -93,7 +93,7 @@ func (e *End) step(ev rpcrdma.Event) {
 	e.apply(ev)
 }
 
-// apply gives the machine an event, and those that its actions cause. mu is held.
+// apply passes ev to the machine, then every event that the machine's actions cause. mu is held.
 func (e *End) apply(ev rpcrdma.Event) {
 	e.events.Add(ev)
 	if !e.events.Run(e.carryOut) {
@@ -185,7 +185,7 @@ func (e *End) send(a rpcrdma.Send) {
 	if buffer {
 		r = e.free[len(e.free)-1]
 		e.free = e.free[:len(e.free)-1]
-	} else { // more than both ends have credits for: errors that answer nonsense
+	} else { // more messages than there are credits: ERRORs that answer malformed messages
 		var err error
 		if r, err = e.opt.Provider.Alloc(len(a.Data)); err != nil {
 			e.fail(fmt.Errorf("no memory for a message: %w", err))
@@ -200,12 +200,12 @@ func (e *End) send(a rpcrdma.Send) {
 	e.enqueue(wr, work{region: r, buffer: buffer})
 }
 
-// ErrDeaf says that a peer sends requests but does not let our answers through.
+// ErrDeaf is the error of a peer that goes on sending requests but does not take our answers.
 var ErrDeaf = errors.New("the peer takes nothing of what it asks for")
 
-// enqueue puts a work request behind all others. It ends the connection if more wait than the
-// messages of all credits can cause. That happens only if the peer goes on sending and takes no
-// answer.
+// enqueue puts a work request behind all others. It ends the connection if already e.most wait, as
+// many as the messages of all credits can cause. That happens only if the peer goes on sending and
+// takes no answer.
 func (e *End) enqueue(wr verbs.SendWR, w work) {
 	if len(e.queue) >= e.most {
 		if w.region != nil {
@@ -312,7 +312,7 @@ func (e *End) write(a rpcrdma.Write) {
 	}
 }
 
-// serve calls Options.Serve in a goroutine and passes on its answer.
+// serve calls Options.Serve in a goroutine and passes the event that it returns to the machine.
 func (e *End) serve(a rpcrdma.Serve) {
 	if e.closed {
 		return

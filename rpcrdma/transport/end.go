@@ -21,9 +21,9 @@ type Options struct {
 	// RPC are the options of the machine. New sets XID at random, and RecvInv and SendInv by the
 	// provider's capabilities.
 	RPC rpcrdma.Options
-	// Serve answers a call of the peer, in a goroutine of its own; as many run at a time as credits
-	// were granted. It returns an Answer or a CannotAnswer. Their ID is filled in. ctx ends with
-	// the connection. A nil Serve, or any other event, answers RPCProgUnavail.
+	// Serve answers a call of the peer, in a goroutine of its own. At most as many run at a time as
+	// the End grants credits. It returns an Answer or a CannotAnswer, whose ID the End fills in.
+	// ctx ends with the connection. A nil Serve, or any other event, answers RPCProgUnavail.
 	Serve func(ctx context.Context, call rpcrdma.Serve) rpcrdma.Event
 	// Pause is how long a client over iWARP waits between the connection and its
 	// first message: Linux's siw overlooks what comes while it is busy with its
@@ -39,7 +39,7 @@ type Options struct {
 // have.
 const reads = 16
 
-// ErrClosed says that an End was closed here.
+// ErrClosed is the reason of an End that Close ended.
 var ErrClosed = errors.New("closed")
 
 // An End is one end of one connection. Its methods may be called from several
@@ -189,9 +189,9 @@ func (e *End) PeerPrivate() []byte {
 	return e.private
 }
 
-// Start tells the End that the queue pair is in RTS, and which private data the peer sent. The End
-// calls unbind once, to end the connection below. lost is closed when that connection has ended by
-// itself; it may be nil.
+// Start begins to exchange messages. The queue pair must be in RTS. private is the private data
+// that the peer sent. The End calls unbind once, to end the connection below it. The caller closes
+// lost if that connection ends by itself; lost may be nil.
 func (e *End) Start(private []byte, unbind func(), lost <-chan struct{}) {
 	e.mu.Lock()
 	e.unbind, e.private = unbind, private
