@@ -156,7 +156,7 @@ func (r Reason) Clause() string { return reasons[r].clause }
 type Error struct {
 	Reason Reason
 	Detail string // for people; may be empty
-	Cause  Cause  // ReasonTerminated: what the peer said
+	Cause  Cause  // ReasonTerminated: the cause in the peer's Terminate
 }
 
 func (e *Error) Error() string {

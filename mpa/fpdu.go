@@ -107,7 +107,7 @@ type Deframer struct {
 
 	err   *Error
 	buf   []byte // the FPDU so far, without markers
-	sum   uint32 // CRC of what came, markers included, up to the CRC field
+	sum   uint32 // CRC of the FPDU so far, markers included, up to the CRC field
 	need  int    // octets of the whole FPDU without markers; 0: not known yet
 	pos   int    // as in Framer
 	wire  int    // octets since ULPDU_Length, markers included
@@ -148,9 +148,9 @@ func (d *Deframer) Next(in []byte) (ulpdu, rest []byte, ok bool, err *Error) {
 	return nil, nil, false, nil
 }
 
-// whole is the fast path for an FPDU without markers that in begins with and holds completely. n is
-// the length of the FPDU in octets. It is 0 if the slow path must read in, and below 0 after an
-// error.
+// whole is the fast path for streams without markers. It returns the ULPDU of the FPDU at the start
+// of in, if in holds all of that FPDU. n is the length of the FPDU in octets. It is 0 if Next must
+// take the slow path, and below 0 after an error.
 func (d *Deframer) whole(in []byte) (ulpdu []byte, n int) {
 	if len(d.buf) != d.need || len(in) < lengthLen {
 		return nil, 0

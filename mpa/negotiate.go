@@ -119,7 +119,7 @@ func (o *Options) Answer(req Enhanced, own Depths) (rep Enhanced, d Depths, why 
 	if req.PeerToPeer {
 		rep.PeerToPeer = true
 		if rep.RTR = req.RTR & o.rtr(); rep.RTR == 0 {
-			rep.RTR = o.rtr() // the initiator is told what there is
+			rep.RTR = o.rtr() // tells the initiator which kinds we take
 		}
 	}
 	switch {

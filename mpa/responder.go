@@ -26,7 +26,7 @@ const (
 	responderDead
 )
 
-// NewResponder returns a machine for one connection that came in.
+// NewResponder returns a machine for one incoming connection.
 func NewResponder(opts Options) (*Responder, error) {
 	if err := opts.Check(false); err != nil {
 		return nil, err
@@ -179,7 +179,7 @@ func (m *Responder) first(dst []Action, s *Segment) []Action {
 		}
 		t := s.RTR()
 		if t&m.res.Sent.RTR == 0 {
-			m.state = responderUp // a Terminate may be sent: an FPDU has come
+			m.state = responderUp // a Terminate may be sent: an FPDU has arrived
 			return m.fail(dst, fault(ReasonNotRTR, "%v, the reply named %v", s, m.res.Sent.RTR))
 		}
 		m.res.RTR = t

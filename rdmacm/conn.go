@@ -56,8 +56,8 @@ func (c *Conn) Err() error {
 	}
 }
 
-// Received tells the Conn that a message has arrived on the queue pair: then a lost RTU does no
-// harm. Its users are those whose provider has no CommEst event.
+// Received tells the Conn that a message has arrived on the queue pair, which shows as much as an
+// RTU that was lost. The user must call it if the provider has no CommEst event.
 func (c *Conn) Received() { c.port.do(cm.DataOnQP{QPN: c.setup.QP.QPN()}) }
 
 // Close ends the connection with a DREQ and moves the queue pair to ERR. It does

@@ -9,12 +9,12 @@ import (
 const (
 	// HeaderLen is the length of a Header in octets.
 	HeaderLen = 36
-	// MaxPrivateData is how many octets of private data a REQ has room for
-	// behind the header; a REP has more, [MaxReplyData].
+	// MaxPrivateData is how many octets of private data fit into a REQ behind the header; a REP
+	// holds more, [MaxReplyData].
 	MaxPrivateData = 92 - HeaderLen
-	// MaxReplyData is how many octets of private data a REP has room for.
+	// MaxReplyData is how many octets of private data fit into a REP.
 	MaxReplyData = 196
-	// MaxRejectData is how many octets of private data a REJ has room for.
+	// MaxRejectData is how many octets of private data fit into a REJ.
 	MaxRejectData = 148
 )
 

@@ -171,7 +171,7 @@ func (p *Port) Owns(m *verbs.MAD) bool {
 	return p.manager.Owns(m)
 }
 
-// MAD handles a MAD that came to QP 1.
+// MAD handles a MAD that arrived on QP 1.
 func (p *Port) MAD(m *verbs.MAD) { p.do(cm.RecvMAD{MAD: m}) }
 
 // Event handles an asynchronous event of the provider.
@@ -400,7 +400,8 @@ func gidOf(a netip.Addr) ib.GID { return ib.GID(a.As16()) }
 // psn returns an unpredictable PSN.
 func psn() ib.PSN { return ib.PSN(unpredictable{}.Uint64()) & ib.PSNMask }
 
-// replied moves the queue pair of our REQ to RTS and tells the manager.
+// replied moves the queue pair of our REQ to RTS, and makes the manager send an RTU. If the queue
+// pair cannot move, the manager sends a REJ.
 func (p *Port) replied(a cm.ReplyReceived) {
 	c := p.conns[a.Handle]
 	if c == nil {

@@ -32,7 +32,7 @@ type Conn struct {
 
 	// Requester.
 	calls      []*call // in the order of Submit
-	abandoned  []XID   // calls that were given up after they were sent, and whose answer has not come
+	abandoned  []XID   // calls that were given up after they were sent, and whose answer has not arrived
 	granted    int     // credits that the peer has granted; 0 before it has
 	nextXID    XID
 	nextReg    RegID
@@ -206,7 +206,8 @@ func (c *Conn) connected(dst []Action, now time.Time, private []byte) []Action {
 }
 
 // disconnected ends the connection. If the first message of a client had version two and got no
-// answer, Learned makes the client offer version one on the next connection (draft section 6.2).
+// answer, and the client speaks version one too, Learned makes it offer version one on the next
+// connection (draft section 6.2).
 func (c *Conn) disconnected(dst []Action, why error) []Action {
 	if c.opts.Client && !c.settled && c.version == Version2 && c.opts.speaks(Version1) && c.asking() {
 		dst = append(dst, Learned{Version1, true})

@@ -181,9 +181,9 @@ type (
 		Results   [][]byte
 		Option    *Option
 		Err       *Error
-		Transport TransportError // what the peer said, if the reason of Err is ReasonPeerError
+		Transport TransportError // the peer's ERROR, if the reason of Err is ReasonPeerError
 	}
-	// Ready says that the version is settled. It comes at most once.
+	// Ready says that the version is settled. A Conn returns it at most once.
 	Ready struct{ Info Info }
 	// Learned is the version to remember for later connections to this peer; see [VersionCache].
 	// Version is 0 if both ends have none in common. Assumed means that the peer has not named the
@@ -192,8 +192,8 @@ type (
 		Version Version
 		Assumed bool
 	}
-	// Close ends the connection. It comes at most once; the actions behind it in the same Step only
-	// release memory and end calls.
+	// Close ends the connection. A Conn returns it at most once. The actions behind it in the same
+	// Step only release memory and end calls.
 	Close struct{ Err *Error }
 )
 

@@ -137,7 +137,8 @@ func (k *call) collect(h *Header, payload []byte) (done Done, err *Error) {
 	return done, nil
 }
 
-// written returns the octets of r that the peer says it has written. c is the chunk that came back.
+// written returns the octets of r that the peer has written, according to c, the chunk in its
+// reply. It fails if c does not fit the chunk that we offered.
 func (r *reg) written(c Chunk) ([]byte, *Error) {
 	if len(c) != len(r.segs) {
 		return nil, fault(ReasonBadReply, "%d segments were offered, %d come back", len(r.segs), len(c))
@@ -191,8 +192,8 @@ func (c *Conn) recvError(dst []Action, now time.Time, h *Header) []Action {
 }
 
 // enlarge raises the memory for the reply of k to the length that the responder needs. It returns
-// false if k must not be sent again: the program ran, the retries are used up, or that length is
-// above MaxLong or no larger than the memory was (draft section 5.2.4).
+// false if k must not be sent again: the program ran, the retries are used up, that length is above
+// MaxLong, or the ERROR makes no sense, such as with a length that fits (draft section 5.2.4).
 func (c *Conn) enlarge(k *call, e TransportError) bool {
 	if e.Processed || e.LengthNeeded == 0 || k.retries >= c.opts.maxRetries() {
 		return false // we must not make a program run twice

@@ -33,7 +33,7 @@ const (
 	SessionWindow                           // a chunk is too far ahead, or too many octets are
 	SessionStray                            // for a stream without session; dropped
 	SessionRepeated                         // a DDP-SSN that was there already; dropped
-	SessionPending                          // too many requests wait for the user, or too many sessions; answered with Terminate
+	SessionPending                          // too many waiting requests, or sessions; answered with Terminate
 	SessionUnsupported                      // enhanced, and we are to speak RFC 5043 only
 	SessionSettle                           // the depths or kinds of RTR of the two ends do not fit
 	SessionLost                             // the association ended
@@ -110,8 +110,8 @@ func (SessionClose) sessionEvent()    {}
 func (ChunkIn) sessionEvent()         {}
 func (AssociationDown) sessionEvent() {}
 
-// A SessionAction is what the driver of an [Endpoint] must do. Octets in it that came in by
-// a chunk stay valid as long as those of the chunk.
+// A SessionAction is what the driver of an [Endpoint] must do. Octets in it that arrived in a chunk
+// stay valid as long as those of the chunk.
 type SessionAction interface{ sessionAction() }
 
 type (
@@ -478,8 +478,8 @@ func (e *Endpoint) accepted(dst []SessionAction, s *session, m *Control) []Sessi
 	if s.enhanced {
 		d, rtr, err := s.opts.Settle(s.asked, m.Enhanced, s.depths)
 		if err != nil {
-			// As over TCP the peer is told why, by the last segment before the
-			// end of the session.
+			// As over TCP, the last segment before the end of the session is a Terminate with the
+			// reason.
 			e.count[SessionSettle]++
 			s.state = sessionUp
 			dst = e.Step(dst, SessionSend{s.stream, mpa.AppendTerminate(nil, err.Code().Cause())})
@@ -492,9 +492,8 @@ func (e *Endpoint) accepted(dst []SessionAction, s *session, m *Control) []Sessi
 	return append(dst, SessionUp{s.stream, res})
 }
 
-// answer carries out what the user of a passive session said. If the depths do not fit, it
-// sends an Enhanced Reject with what is needed (RFC 6581 section 7), even if the user
-// accepted.
+// answer carries out the decision of a passive session's user. If the depths do not fit, it sends
+// an Enhanced Reject with what is needed (RFC 6581 section 7), even if the user accepted.
 func (e *Endpoint) answer(dst []SessionAction, s *session, ev SessionAnswer) []SessionAction {
 	d := s.opts.Depths.Limited()
 	if ev.Depths != nil {

@@ -44,8 +44,8 @@ func (d *Device) Counters(f func(name string, value uint64)) {
 	sums.Each(func(name string, v uint64) { f("mpa_"+name, v) })
 }
 
-// counted returns a function for [Startup.Count]. That function adds to the device's counters, and
-// then calls the function also, unless it is nil.
+// counted returns a function for [Startup.Count]. That function adds what it gets to the device's
+// counters, and then passes it to the parameter also, unless that is nil.
 func (d *Device) counted(also func(*mpa.Counters)) func(*mpa.Counters) {
 	return func(c *mpa.Counters) {
 		d.count.mu.Lock()

@@ -1,11 +1,11 @@
 // Package softiwarp is iWARP in pure Go: a verbs provider whose reliable queue
 // pairs are TCP connections with MPA, DDP and RDMAP on them.
 //
-// Package mpa decides what startup frames, FPDUs and segments mean; this one
-// moves octets, goroutines and registered memory. [Startup] settles a connection
-// over any net.Conn, [Stream] carries segments on it, and a [Device] offers queue
-// pairs of the verbs contract: those of two Devices find each other by GID and
-// QPN, foreign peers are met with [Device.Connect] and [Device.Accept].
+// Package mpa decides what startup frames, FPDUs and segments mean; this one moves octets,
+// goroutines and registered memory. [Startup] settles a connection over any net.Conn, [Stream]
+// carries segments on it, and a [Device] offers queue pairs of the verbs contract. Queue pairs of
+// two Devices find each other by GID and QPN. For a connection with a foreign peer there are
+// [Device.Connect] and [Device.Accept].
 //
 // iWARP is not InfiniBand. A send completes when TCP has taken it, so a send that the peer refuses
 // ends the queue pair later; there is no immediate data; a Send that finds no receive is held for a
@@ -38,7 +38,7 @@ import (
 const (
 	// DefaultPort is where Devices listen for each other.
 	DefaultPort = 4792
-	// maxGuests bounds the connections that came in and are not settled.
+	// maxGuests bounds the incoming connections that are not settled yet.
 	maxGuests = 256
 	maxQPs    = 1 << 16
 )
@@ -57,8 +57,8 @@ type Options struct {
 	Dial     func(ctx context.Context, local, remote ib.GID) (net.Conn, error)
 
 	// MPA has the markers, CRCs, kinds of RTR and timeouts of connections that Modify makes. Its
-	// depths and models are ignored. When the device dials, ConnectTimeout and a second replace its
-	// Timeout.
+	// depths and models are ignored. When the device dials, ConnectTimeout plus one second replaces
+	// its Timeout.
 	MPA mpa.Options
 	// ConnectTimeout bounds the wait for the other queue pair. Zero means 10 s.
 	ConnectTimeout time.Duration
@@ -163,8 +163,8 @@ func (d *Device) Caps() verbs.Caps {
 		Inv: true, IWARP: true, MaxMessage: MaxMessage, MaxSGE: maxSGE, MaxQPDepth: maxDepth}
 }
 
-// Port implements [verbs.Provider]. TCP has no path MTU of InfiniBand's kinds;
-// the largest stands for it.
+// Port implements [verbs.Provider]. TCP has no path MTU of InfiniBand's kinds, so MTU is the
+// largest of them.
 func (d *Device) Port() verbs.Port {
 	return verbs.Port{Active: true, GIDs: []ib.GID{d.gid}, GUID: d.opts.GUID, PKeys: []ib.PKey{ib.DefaultPKey},
 		MTU: ib.MTU4096}

@@ -62,7 +62,7 @@ type sendWQE struct {
 	inv    uint32
 	stag   uint32
 	to     uint64
-	filled bool // a Read whose response has come
+	filled bool // a Read whose response has arrived
 }
 
 // An outRead is a Read that waits for its response.
@@ -87,10 +87,10 @@ const (
 	aResponse             // responses[0]
 )
 
-// errNoReceive says that a Send has come and no receive is posted.
+// errNoReceive is the error of a Send for which no receive is posted.
 var errNoReceive = errors.New("softiwarp: no receive is posted")
 
-// errTerminated says that the peer ended the stream, and why.
+// errTerminated is the Terminate with which the peer ended the stream.
 type errTerminated struct{ cause mpa.Cause }
 
 func (e *errTerminated) Error() string {

@@ -12,9 +12,9 @@ import (
 // pair. Deregister takes each such lock once, and so waits for accesses that have begun.
 type memory struct{ regions.Table }
 
-// look returns the n octets at offset to of the region stag, or an error. For Writes its
-// causes are those of DDP (RFC 5041 section 7.2), for the source of a Read those of RDMAP
-// (RFC 5040 section 4.8). Lack of access is RDMAPAccess for both.
+// look returns the n octets at offset to of the region stag, or an error. The error of a Write has
+// a cause of DDP (RFC 5041 section 7.2), that of a Read's source a cause of RDMAP (RFC 5040 section
+// 4.8). Lack of access is RDMAPAccess for both.
 func (m *memory) look(stag uint32, to, n uint64, access verbs.Access) ([]byte, *mpa.TermError) {
 	cause := [...]mpa.Cause{mpa.DDPInvalidSTag, mpa.DDPBounds, mpa.DDPWrap}
 	if access == verbs.RemoteRead {

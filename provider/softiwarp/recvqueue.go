@@ -82,7 +82,7 @@ func (s *srq) pop() (recvWQE, bool) {
 	return s.q.pop()
 }
 
-// watch makes PostRecv notify w, or no longer notify it if on is false.
+// watch makes PostRecv notify w from now on, or no longer if on is false.
 func (s *srq) watch(w *session, on bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -81,7 +81,7 @@ func (s *Startup) Connect(ctx context.Context, dial func(context.Context) (net.C
 	return n.run()
 }
 
-// Accept answers the request that comes over conn. decide returns a [mpa.Accept], [mpa.Reject] or
+// Accept answers the request that arrives on conn. decide returns a [mpa.Accept], [mpa.Reject] or
 // [mpa.Fail]. It may take its time. Its context ends if the peer closes, or sends octets too early,
 // meanwhile. The stream is fenced: see [Stream.Fenced].
 func (s *Startup) Accept(ctx context.Context, conn net.Conn,
@@ -176,7 +176,7 @@ func (n *settling) do(ev mpa.Event) {
 			}
 		case mpa.Request:
 			n.ask(act)
-			return // ask has told the machine the decision
+			return // ask has passed the decision to the machine
 		case mpa.SendRTR:
 			n.open(n.result())
 			n.stream.rtr = act.Type

@@ -26,7 +26,7 @@ type Stream struct {
 	out   mpa.Framer
 	mulp  int // largest ULPDU that is sent, octets
 	rtr   mpa.RTRTypes
-	early []byte // came with the last startup frame
+	early []byte // arrived behind the last startup frame
 
 	responder *mpa.Responder // while fenced
 	s         *Startup       // the responder's

@@ -84,7 +84,7 @@ func DialIWARP(ctx context.Context, dev *softiwarp.Device, dial func(context.Con
 	return e, nil
 }
 
-// AcceptIWARP accepts the MPA request that comes over conn. It sets Opt.Provider to dev.
+// AcceptIWARP accepts the MPA request that arrives on conn. It sets Opt.Provider to dev.
 func AcceptIWARP(ctx context.Context, dev *softiwarp.Device, conn net.Conn, opt Options) (*End, error) {
 	opt.Provider = dev
 	e, err := New(opt)

@@ -25,9 +25,8 @@ type Options struct {
 	// the End grants credits. It returns an Answer or a CannotAnswer, whose ID the End fills in.
 	// ctx ends with the connection. A nil Serve, or any other event, answers RPCProgUnavail.
 	Serve func(ctx context.Context, call rpcrdma.Serve) rpcrdma.Event
-	// Pause is how long a client over iWARP waits between the connection and its
-	// first message: Linux's siw overlooks what comes while it is busy with its
-	// accept.
+	// Pause is how long a client over iWARP waits between the connection and its first message:
+	// Linux's siw overlooks what arrives while it is busy with its accept.
 	Pause time.Duration
 	// Learned gets what the machine has learned of the peer's version. Nil discards it.
 	Learned func(rpcrdma.Learned)
@@ -249,7 +248,7 @@ type Reply struct {
 type CallError struct {
 	Reason    rpcrdma.Reason
 	Detail    string
-	Transport rpcrdma.TransportError // what the peer said, if Reason is ReasonPeerError
+	Transport rpcrdma.TransportError // the peer's ERROR, if Reason is ReasonPeerError
 }
 
 // Error returns reason and detail.

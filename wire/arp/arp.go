@@ -40,8 +40,9 @@ var opNames = wire.Names[Op]{Request: "request", Reply: "reply"}
 // String prints "request" or "reply".
 func (o Op) String() string { return opNames.Of(o, "Op(%d)") }
 
-// A Packet is one ARP packet. A request goes to the broadcast-GID, a reply by
-// unicast UD to the QPN of the request's Sender.
+// A Packet is one ARP packet. A request is sent to the broadcast-GID, or by unicast UD to the
+// link-layer address that the target is supposed to have. A reply is sent by unicast UD to the QPN
+// of the request's Sender.
 type Packet struct {
 	Op       Op
 	Sender   encap.LinkAddr
@@ -98,9 +99,9 @@ func (p Packet) AppendBinary(b []byte) ([]byte, error) {
 	return append(b, tip[:]...), nil
 }
 
-// UnmarshalBinary sets p from the first 56 octets of b. Another hardware or
-// protocol type, other lengths, another operation, or a sender whose GID is
-// zero or multicast or whose QPN nobody can send to, is an error.
+// UnmarshalBinary sets p from the first 56 octets of b. It fails if the hardware type, the protocol
+// type or a length is not that of IPoIB, if the operation is neither request nor reply, if the
+// sender's GID is zero or multicast, or if its QPN is 0, 1 or 0xFFFFFF.
 func (p *Packet) UnmarshalBinary(b []byte) error {
 	const what = "ARP packet"
 	if len(b) < Len {

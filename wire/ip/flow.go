@@ -10,9 +10,10 @@ import (
 // ecn are the bits of TOS and traffic class that no route looks at.
 const ecn = 3
 
-// FlowOf returns the fields of the IPv4 or IPv6 packet pkt that decide its next
-// hop if routes depend on the fields f. For a packet to a multicast group or to the
-// limited broadcast it returns the destination alone. ok is false if pkt has no whole header.
+// FlowOf returns the fields of the IPv4 or IPv6 packet pkt that decide its next hop if routes
+// depend on the fields f. The other fields are zero. For a packet to a multicast group or to the
+// limited broadcast it returns the destination alone, whatever f is. ok is false if pkt has no
+// whole header.
 //
 // Ports are those of TCP, UDP, DCCP and SCTP. They are 0 for any other packet,
 // such as a fragment after the first. If the chain of extension headers is
@@ -40,9 +41,9 @@ func FlowOf(pkt []byte, f rtnl.Fields) (flow rtnl.Flow, ok bool) {
 // flowV4 is the length in octets of the longest IPv4 header and the ports behind it.
 const flowV4 = V4HeaderLen + maxV4Options + 4
 
-// FlowLen returns how many octets at the start of pkt [FlowOf] needs to return the
-// same flow: at most 64, or, if that is more, the IPv6 header, its extension headers
-// and 8 octets.
+// FlowLen returns how many octets at the start of pkt are enough for [FlowOf] to return the same
+// flow: 64, or, if that is more, the IPv6 header, its extension headers and 8 octets, but never
+// more than pkt has.
 func FlowLen(pkt []byte) int {
 	n := flowV4
 	if len(pkt) >= V6HeaderLen && pkt[0]>>4 == 6 {
@@ -85,13 +86,12 @@ func ports(pkt []byte) (proto uint8, src, dst uint16) {
 // -1 if pkt has none or ends before it. For TCP and UDP without extension headers one
 // comparison decides.
 //
-// Extension headers are passed as Linux passes them on their way to ICMPv6
-// (net/ipv6/exthdrs.c): hop-by-hop options directly behind the IPv6 header only
-// (RFC 8200 section 4.1), routing headers without segments left, destination
-// options. A message behind a fragment header does not count: RFC 6980 section 5
-// has neighbour discovery in fragments ignored, and reports are never so long that
-// they are fragmented. Neither does a message behind an authentication header,
-// which only the kernel can check.
+// It skips the extension headers that Linux skips on the way to ICMPv6 (net/ipv6/exthdrs.c):
+// hop-by-hop options directly behind the IPv6 header only (RFC 8200 section 4.1), routing headers
+// without segments left, destination options. A message behind a fragment header does not count:
+// RFC 6980 section 5 has neighbour discovery in fragments ignored, and reports are never so long
+// that they are fragmented. Neither does a message behind an authentication header, which only the
+// kernel can check.
 func ICMPv6Offset(pkt []byte) int {
 	if len(pkt) < V6HeaderLen || pkt[0]>>4 != 6 {
 		return -1

@@ -36,11 +36,10 @@ type Fragmenter struct {
 	done   bool
 }
 
-// NewFragmenter checks that pkt may be cut into pieces of at most mtu octets,
-// header included. A packet that fits comes out unchanged, as its one fragment;
-// one that is a fragment already is cut further. The error is
-// [ErrDontFragment], or says what is wrong with pkt or mtu. pkt is only read,
-// and must not change while f is in use.
+// NewFragmenter checks that pkt may be cut into pieces of at most mtu octets, header included. A
+// packet that fits stays unchanged, as its only fragment. A packet that is a fragment already is
+// cut further. The error is [ErrDontFragment], or says what is wrong with pkt or mtu. pkt is only
+// read, and must not change while f is in use.
 func NewFragmenter(pkt []byte, mtu int) (Fragmenter, error) {
 	p, err := AsV4(pkt)
 	if err != nil {

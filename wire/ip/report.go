@@ -37,8 +37,8 @@ type Change struct {
 	Sources int // how many source addresses the record lists
 }
 
-// Wanted reports whether the sender of c now wants the group, to a receiver that
-// keeps no list of sources. known is false if c alone does not tell (Block).
+// Wanted reports whether the sender of c now wants the group, as far as a receiver that keeps no
+// list of sources can know. known is false if c alone does not show it (Block).
 func (c Change) Wanted() (want, known bool) {
 	switch c.Kind {
 	case Join, Exclude, Allow:
@@ -65,8 +65,8 @@ const (
 	mldV2Report  = 143
 )
 
-// IsReport reports whether pkt looks like a membership report. It reads only a few octets. The caller
-// passes such a packet to [AppendChanges] and still sends it on.
+// IsReport reports whether pkt looks like a membership report. It reads only a few octets. The
+// caller passes such a packet to [AppendChanges], and still forwards it.
 func IsReport(pkt []byte) bool {
 	switch Version(pkt) {
 	case 4:

@@ -46,10 +46,11 @@ const (
 // of its own. It quotes as much of orig as fits a message of 576 octets (IPv4) or
 // 1280 octets (IPv6).
 //
-// The error is [ErrSilent] if orig is an ICMP error, a fragment other than the first,
-// from an address that is no single host's, an IPv4 packet to a group, or an IPv6
-// packet to a group without a usable nextHop. It also is if mtu is below 68 (IPv4) or
-// 1280 (IPv6), because no sender would believe that.
+// The error is [ErrSilent] if orig is an ICMP error or redirect, a fragment other than the first,
+// an IPv4 packet to a group, or an IPv6 packet with a broken chain of extension headers. It is also
+// ErrSilent if orig's source is no single host's address, if neither nextHop nor orig's destination
+// can be the message's source, or if mtu is below 68 (IPv4) or 1280 (IPv6), because no sender would
+// believe that.
 func AppendTooBig(b, orig []byte, nextHop netip.Addr, mtu int) ([]byte, error) {
 	if Version(orig) == 6 {
 		return appendTooBig6(b, orig, nextHop, mtu)
@@ -139,8 +140,8 @@ func appendError6(b []byte, p V6, nextHop netip.Addr, typ, code uint8, word uint
 	return b, nil
 }
 
-// isHost reports whether a can be the address of one host on a network: it is no
-// group, broadcast, loopback or unspecified address.
+// isHost reports whether a can be the address of one host on a network: it is no group, limited
+// broadcast, class E, loopback or unspecified address.
 func isHost(a netip.Addr) bool {
 	if a.Is4() && a.As4()[0] >= 240 { // class E and limited broadcast
 		return false

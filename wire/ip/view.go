@@ -37,7 +37,7 @@ const (
 	ProtoSCTP     = 132
 )
 
-// Version returns the IP version of b: 4, 6, or 0 if b is empty.
+// Version returns the version field of the IP packet b, unchecked, or 0 if b is empty.
 func Version(b []byte) int {
 	if len(b) == 0 {
 		return 0

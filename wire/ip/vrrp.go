@@ -20,9 +20,9 @@ func IsVRRP(pkt []byte) bool {
 	return ok && (dst == vrrp4 || dst == vrrp6)
 }
 
-// AppendVirtual appends to dst the virtual addresses that the sender of the VRRP
-// advertisement in pkt, version 2 or 3, says it has. It appends nothing if pkt is no
-// such advertisement, is broken, or says that the router resigns (priority 0).
+// AppendVirtual appends to dst the virtual addresses that the VRRP advertisement in pkt, version 2
+// or 3, lists. It appends nothing if pkt is no such advertisement, is broken, or has priority 0:
+// then its sender gives up the addresses.
 func AppendVirtual(dst []netip.Addr, pkt []byte) []netip.Addr {
 	var m []byte
 	addrLen := 4

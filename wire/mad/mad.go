@@ -188,7 +188,7 @@ func unmarshal[M Message](m *M, b []byte, decode func(M, Header, []byte) M) erro
 	return nil
 }
 
-// check says whether b is a CM MAD with the given attribute.
+// check returns why b is no CM MAD with attribute a, or nil if it is one.
 func check(h Header, b []byte, a AttrID) error {
 	what := "CM " + a.String()
 	method := h.Method == MethodSend

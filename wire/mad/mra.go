@@ -7,7 +7,7 @@ import (
 	"ipoibcm/wire"
 )
 
-// MRAPrivateLen is the room for private data in an MRA, in octets.
+// MRAPrivateLen is the length of the private data of an MRA, in octets.
 const MRAPrivateLen = 222
 
 // A MessageKind says in an MRA or REJ which message is meant.

@@ -7,7 +7,7 @@ import (
 	"ipoibcm/ib"
 )
 
-// REPPrivateLen is the room for private data in a REP, in octets.
+// REPPrivateLen is the length of the private data of a REP, in octets.
 const REPPrivateLen = 196
 
 // A REP accepts a REQ. "Local" is its sender, the passive side.

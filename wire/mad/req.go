@@ -8,7 +8,7 @@ import (
 	"ipoibcm/serviceid"
 )
 
-// REQPrivateLen is the room for private data in a REQ, in octets.
+// REQPrivateLen is the length of the private data of a REQ, in octets.
 const REQPrivateLen = 92
 
 // A REQ asks for a connection. "Local" is its sender.

@@ -2,7 +2,7 @@ package mad
 
 import "fmt"
 
-// RTUPrivateLen is the room for private data in an RTU, in octets.
+// RTUPrivateLen is the length of the private data of an RTU, in octets.
 const RTUPrivateLen = 224
 
 // An RTU says that the REP arrived: ready to use. RFC 4755 section 3.2 prints

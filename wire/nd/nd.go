@@ -44,11 +44,10 @@ var kindNames = wire.Names[Kind]{
 // String prints RS, RA, NS, NA or Redirect.
 func (k Kind) String() string { return kindNames.Of(k, "Kind(%d)") }
 
-// KindOf returns which neighbour discovery message the IPv6 packet pkt looks
-// like. It finds the ICMPv6 type and checks nothing else. A message may stand
-// behind extension headers, as [ip.ICMPv6Offset] says. A message in a fragment does
-// not count: it is left to the kernel, which ignores it (RFC 6980 section 5;
-// suppress_frag_ndisc).
+// KindOf returns which neighbour discovery message the IPv6 packet pkt looks like. It finds the
+// ICMPv6 type and checks nothing else. A message may follow the extension headers that
+// [ip.ICMPv6Offset] skips. A message in a fragment does not count: the kernel gets it and ignores
+// it (RFC 6980 section 5; suppress_frag_ndisc).
 func KindOf(pkt []byte) Kind {
 	k, _ := find(pkt)
 	return k

@@ -29,8 +29,8 @@ func StripLink(b, pkt []byte) (out []byte, link encap.LinkAddr, has bool, err er
 	return rewrite(b, pkt, nil)
 }
 
-// RedirectTarget returns the target of the Redirect in pkt, whose link-layer
-// address [AddLink] wants.
+// RedirectTarget returns the target of the Redirect in pkt. The caller of [AddLink] passes the
+// link-layer address of that target.
 func RedirectTarget(pkt []byte) (netip.Addr, bool) {
 	k, off := find(pkt)
 	if k != Redirect || len(pkt) < off+fixedRedirect {

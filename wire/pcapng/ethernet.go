@@ -2,9 +2,8 @@ package pcapng
 
 import "encoding/binary"
 
-// Ethernet returns the header that goes before the IP packet ip: synthetic
-// unicast addresses, and for groups the addresses that IP uses on Ethernet. It is
-// all zeros if ip has no whole header.
+// Ethernet returns the Ethernet header of the IP packet ip: synthetic unicast addresses, and for
+// groups the addresses that IP uses on Ethernet. It is all zeros if ip has no whole header.
 func Ethernet(ip []byte) (h [EthernetLen]byte) {
 	switch {
 	case len(ip) >= 20 && ip[0]>>4 == 4:

@@ -80,9 +80,10 @@ func AppendInterface(b []byte, i Interface) []byte {
 }
 
 // AppendPacket appends an IP packet of n octets that begins with ip, seen at t on interface id,
-// behind an Ethernet header. out says that this host sent it. At most snapLen octets are kept, zero
-// meaning DefaultSnapLen. ip holds at least the IP header, and snapLen octets if the packet has so
-// many. A packet that is neither IPv4 nor IPv6 is kept with EtherType 0.
+// behind an Ethernet header. out reports whether this host sent it. At most snapLen octets are
+// kept, the Ethernet header included; zero means DefaultSnapLen. ip holds at least the IP header,
+// and as much of the packet as is to be kept. A packet that is neither IPv4 nor IPv6 is kept with
+// EtherType 0.
 func AppendPacket(b []byte, id uint32, t time.Time, out bool, ip []byte, n, snapLen int) []byte {
 	orig := EthernetLen + n
 	kept := min(EthernetLen+len(ip), Interface{SnapLen: snapLen}.snapLen())

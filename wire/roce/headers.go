@@ -16,8 +16,8 @@ const (
 	IETHLen  = 4
 	ICRCLen  = 4
 
-	// MaxHeaderLen is the most that BTH and extension headers take in a packet that
-	// we send: in a WRITE only with immediate.
+	// MaxHeaderLen is the largest length of BTH and extension headers in a packet that we send:
+	// that of an RDMA WRITE Only with immediate data.
 	MaxHeaderLen = BTHLen + RETHLen + ImmDtLen
 
 	atomicETHLen    = 28
@@ -137,7 +137,7 @@ func PutDETH(b []byte, k ib.QKey, src ib.QPN) {
 // An AETH is a view on an acknowledge extended transport header.
 type AETH []byte
 
-// Syndrome returns what the responder says.
+// Syndrome returns the first octet: ACK, RNR NAK or NAK, with its code.
 func (h AETH) Syndrome() Syndrome { return Syndrome(h[0]) }
 
 // MSN returns the 24-bit message sequence number.

@@ -96,13 +96,12 @@ func (f Flow) Sum(srcPort uint16, covered []byte, id uint16) ICRC {
 	return f.Start(srcPort, len(covered)+ICRCLen, id).BTH(covered).Update(covered[BTHLen:])
 }
 
-// Verify checks the ICRC of a parsed packet that came from srcPort. A UDP
-// socket hides the IPv4 identification, which the ICRC covers; Verify finds the
-// only one that makes the ICRC right and returns it. If none does, or on IPv6
-// the ICRC is wrong, ok is false.
+// Verify checks the ICRC of a parsed packet that came from srcPort. A UDP socket hides the IPv4
+// identification, which the ICRC covers; Verify returns the only identification with which the ICRC
+// is right. ok is false if there is none, or if the ICRC of an IPv6 packet is wrong.
 //
-// An id other than the few our own agents send weakens the check from 32 bits
-// to 16: the caller decides which to take, and counts.
+// A caller that accepts any id weakens the check from 32 bits to 16. So the caller decides which
+// ids to accept, beside the few that our own agents send, and counts them.
 func (f Flow) Verify(srcPort uint16, p *Packet) (id uint16, ok bool) {
 	d := uint32(f.Sum(srcPort, p.Covered, 0) ^ p.ICRC)
 	if d == 0 {
@@ -111,10 +110,9 @@ func (f Flow) Verify(srcPort uint16, p *Packet) (id uint16, ok bool) {
 	if f.is6 {
 		return 0, false
 	}
-	// d is the trace that the identification left, after all octets behind it.
-	// Run the register backwards over as many zero octets, and over the two of
-	// the field itself: if an identification caused d, the register then holds
-	// just those two octets.
+	// d is the difference that the identification makes to the ICRC. Run the CRC register backwards
+	// over one zero octet for each octet behind the identification, and over the two of the field
+	// itself. If an identification caused d, the register then holds just those two octets.
 	d = rewind(d, len(p.Covered)+udpLen+ipv4Len-ip4IDOffset)
 	if d>>16 != 0 {
 		return 0, false

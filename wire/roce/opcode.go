@@ -74,7 +74,7 @@ const (
 	CNP           Opcode = 0x81
 )
 
-// opBits is what opTable says of an opcode.
+// opBits are the properties of an opcode.
 type opBits uint16
 
 const (

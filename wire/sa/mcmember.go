@@ -128,7 +128,7 @@ func (r *MCMemberRecord) UnmarshalBinary(b []byte) error {
 	return nil
 }
 
-// String prints what tells one membership from another.
+// String prints the fields that distinguish memberships.
 func (r MCMemberRecord) String() string {
 	return fmt.Sprintf("MCMemberRecord mgid=%v port=%v mlid=0x%04x pkey=%v qkey=%v mtu=%v rate=%d sl=%d join=%v",
 		r.MGID, r.PortGID, uint16(r.MLID), r.PKey, r.QKey, r.MTU, uint8(r.Rate), r.SL, r.JoinState)

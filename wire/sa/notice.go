@@ -47,7 +47,7 @@ const (
 
 // An InformInfo subscribes to notices, or ends a subscription.
 type InformInfo struct {
-	GID                ib.GID // subject of the notices; zero means that the LIDs are
+	GID                ib.GID // subject of the notices; zero means that the LIDs name it
 	LIDBegin, LIDEnd   ib.LID // AnyLID and 0 for all
 	Generic, Subscribe bool
 	Type               uint16 // of notice
@@ -104,7 +104,7 @@ func (r InformInfo) String() string {
 	return fmt.Sprintf("InformInfo %s: %v", verb, r.Trap)
 }
 
-// A Notice tells of something that happened in the subnet.
+// A Notice reports an event in the subnet.
 type Notice struct {
 	Generic   bool
 	Type      uint8  // 7 bits
@@ -155,7 +155,7 @@ func (r Notice) GID() (gid ib.GID, ok bool) {
 	return ib.GID(r.Details[6:22]), true
 }
 
-// LID returns the LID at which the change happened that traps 128 and 144 report.
+// LID returns the LID of the switch (trap 128) or port (trap 144) whose change the notice reports.
 // ok is false for other notices.
 func (r Notice) LID() (lid ib.LID, ok bool) {
 	switch {

@@ -107,7 +107,7 @@ func (r *PathRecord) UnmarshalBinary(b []byte) error {
 	return nil
 }
 
-// String prints what tells one path from another.
+// String prints the fields that distinguish paths.
 func (r PathRecord) String() string {
 	return fmt.Sprintf("PathRecord dgid=%v sgid=%v dlid=0x%04x slid=0x%04x pkey=%v mtu=%v rate=%d life=%d sl=%d hop=%d",
 		r.DGID, r.SGID, uint16(r.DLID), uint16(r.SLID), r.PKey, r.MTU, uint8(r.Rate), uint8(r.Life), r.SL, r.HopLimit)

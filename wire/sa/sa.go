@@ -36,8 +36,8 @@ const (
 // rmppActive is the flag of a segment of a longer message.
 const rmppActive = 0x01
 
-// A Header stands in front of every record. The RMPP header is not kept: it is
-// sent as zero, and a MAD that is a segment of a longer message is refused.
+// A Header precedes every record. The RMPP header is not kept: it is sent as zero, and a MAD that
+// is a segment of a longer message is refused.
 type Header struct {
 	Method        Method
 	Status        Status

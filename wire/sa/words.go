@@ -113,7 +113,7 @@ func (s Status) String() string {
 // has bits of its own.
 type Mask uint64
 
-// A Selector says how the MTU, rate or packet life time behind it is meant.
+// A Selector says how a request compares the MTU, rate or packet life time in the same octet.
 type Selector uint8
 
 // Selectors.

@@ -45,9 +45,8 @@ type Capture struct {
 	Packets     []Packet
 }
 
-// Read reads a capture: one section, little-endian,
-// Ethernet. Blocks of other types are passed over; a file that ends inside a
-// block is an error.
+// Read reads a capture: one section, little-endian, Ethernet. It skips blocks of other types. A
+// file that ends inside a block is an error.
 func Read(b []byte) (*Capture, error) {
 	c := &Capture{}
 	for first := true; len(b) > 0; first = false {

@@ -117,7 +117,7 @@ func CheckIP(packet []byte) (bool, error) {
 	return binary.LittleEndian.Uint32(field) == sum, nil
 }
 
-// icrc returns the ICRC that a packet should have, and the field where it stands.
+// icrc returns the ICRC that a packet should have, and the packet's field for it.
 func icrc(packet []byte) (sum uint32, field []byte, err error) {
 	h, payload, err := ParseIP(packet)
 	if err != nil {
