@@ -1,12 +1,12 @@
 // Package mpa is MPA, the framing of iWARP on TCP, with the enhanced connection
 // establishment of RFC 6581, as pure codecs and machines.
 //
-// [Initiator] and [Responder] settle a connection: they turn events (octets came in, the
-// user decided, a deadline passed) into actions (write these octets, tell the user, send
-// this Terminate). They read no clock, start nothing and keep at most one startup frame of
-// input. Once they say [Established], [Framer] and [Deframer] carry FPDUs, and [Segment]
-// and its friends are what RDMAP and DDP put into them. Package sctp, below this one in the
-// tree, does for SCTP what [Initiator] and [Responder] do for TCP.
+// [Initiator] and [Responder] settle a connection: they turn events (octets came in, the user
+// decided, a deadline passed) into actions (write these octets, tell the user, send this
+// Terminate). They read no clock, start nothing and keep at most one startup frame of input. Once
+// they return [Established], [Framer] and [Deframer] carry FPDUs. [Segment], [ReadRequest] and
+// [Cause] are the DDP and RDMAP in the FPDUs. Package sctp, below this one in the tree, does for
+// SCTP what [Initiator] and [Responder] do for TCP.
 //
 // The package moves no user data and owns no queue; provider/softiwarp does.
 //

@@ -111,9 +111,9 @@ func (o *Options) Offer() (Enhanced, Depths) {
 	return e, d
 }
 
-// Answer returns a responder's side of an enhanced reply, and its depths after
-// it (RFC 6581 sections 9.1 and 9.2). A reason other than none means that the
-// reply rejects.
+// Answer returns the enhanced data of a responder's reply to req, and the responder's depths after
+// that reply (RFC 6581 sections 9.1 and 9.2). own are its depths before. If why is not ReasonNone,
+// the reply must reject.
 func (o *Options) Answer(req Enhanced, own Depths) (rep Enhanced, d Depths, why Reason) {
 	d = own.Limited()
 	if req.PeerToPeer {

@@ -11,10 +11,10 @@ import (
 //
 // The driver posts the receive buffers of [Conn.RecvBuffers], connects with the private data of
 // [Conn.Private], and passes [Connected] to Step. From then on it passes every event to Step and
-// carries out the actions in their order. It posts a receive buffer again before it carries out
-// what the message in it has caused. After [Disconnected] or [Close] the Conn is of no more use.
-// Each connection needs a new Conn. All that a client carries over to it is the version of
-// [Learned], as Options.Start.
+// carries out the actions in their order. It posts the receive buffer of a message again before it
+// carries out the actions that the message has caused. After [Disconnected] or [Close] the Conn is
+// of no more use. Each connection needs a new Conn. All that a client carries over to it is the
+// version of [Learned], as Options.Start.
 type Conn struct {
 	opts  Options
 	count Counters

@@ -202,9 +202,9 @@ type session struct {
 	octets   int              // in early
 }
 
-// An Endpoint is one end of an SCTP association with the DDP stream sessions on
-// it (RFC 5043 section 6, RFC 6581 section 7). It has no deadlines: when an
-// association fails, SCTP says so.
+// An Endpoint is one end of an SCTP association with the DDP stream sessions on it (RFC 5043
+// section 6, RFC 6581 section 7). It has no deadlines: SCTP finds out that an association has
+// failed, and the driver passes [AssociationDown].
 type Endpoint struct {
 	opts     EndpointOptions
 	sessions map[uint16]*session

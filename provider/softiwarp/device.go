@@ -50,7 +50,8 @@ type Options struct {
 	// Zone is the network device of a link-local Addr.
 	Zone string
 	// Port is the TCP port where the device listens, and where it dials others. Zero means
-	// DefaultPort. Negative means that it does not listen, and can dial only with Dial.
+	// DefaultPort. Negative means that it does not listen; Modify can then dial only if Dial is
+	// set.
 	Port int
 	// Listener and Dial replace TCP. Nil means TCP.
 	Listener net.Listener

@@ -1,7 +1,7 @@
-// Package ip holds what the interface must know about the packets it carries:
-// views of IPv4 and IPv6 headers for the hot path, checksums, ICMP "too big"
-// messages, IPv4 fragments, IGMP and MLD reports, the addresses RFC 4391 derives
-// from a GID, and which fields of a packet may decide its next hop ([FlowOf]).
+// Package ip holds what the interface must know about the packets it carries: views of IPv4 and
+// IPv6 headers for the hot path, checksums, ECN, ICMP "too big" and "unreachable" messages, IPv4
+// fragments, IGMP and MLD reports, VRRP advertisements, the addresses RFC 4391 derives from a GID,
+// and which fields of a packet may decide its next hop ([FlowOf]).
 //
 // It is no IP stack: the kernel behind the TUN is. Reassembly, routing and
 // every other ICMP message are left to it.

@@ -38,7 +38,8 @@ func (e Echo) AppendBinary(b []byte) ([]byte, error) {
 	typ := byte(echo6)
 	if v4 {
 		typ = echo4
-		// The sequence number keeps fragments of several echoes apart.
+		// The sequence number is also the identification, so fragments of several echoes do not
+		// mix.
 		b = appendV4Header(b, e, ttl, n)
 	} else {
 		b = ip.AppendV6Header(b, e.Src, e.Dst, ip.ProtoICMPv6, ttl, n)
