@@ -41,8 +41,8 @@ func attachment(c netConf, args *skel.CmdArgs, r *current.Result) (node.Attachme
 	return a, nil
 }
 
-// gateway returns a route's own gateway, or that of an address of its family. Without either it returns
-// none, and the route leads to the link.
+// gateway returns a route's own gateway, or else the gateway of the first address of its family that has
+// one. Without either it returns none, and the route leads to the link.
 func gateway(r *current.Result, own net.IP, v6 bool) netip.Addr {
 	if a, ok := netip.AddrFromSlice(own); ok {
 		return a.Unmap()

@@ -1,9 +1,9 @@
-// Command ipoibcm-cni is the CNI plugin of type ipoibcm: it gives a pod an interface of
-// IP over InfiniBand, connected mode. It takes the address from an IPAM plugin and asks
-// ipoibcmd node for the rest; nothing runs in it once it has answered.
+// Command ipoibcm-cni is the CNI plugin of type ipoibcm: it gives a pod an interface of IP over InfiniBand,
+// connected mode. It takes the address from an IPAM plugin and has the service, ipoibcmd node, do the rest.
+// The plugin itself exits once it has answered.
 //
-// The rules are those of the CNI specification 1.1. Missing: a prevResult is not added
-// to, so the plugin must be the first of a list.
+// The rules are those of the CNI specification 1.1. Missing: the plugin ignores a prevResult, so it must be
+// the first of a list.
 package main
 
 import (
@@ -25,7 +25,7 @@ import (
 	"ipoibcm/node"
 )
 
-// patience bounds what one request may take, waiting for others included.
+// patience bounds the time of one request, including the time that it waits for other requests.
 const patience = 90 * time.Second
 
 func main() {
@@ -46,7 +46,8 @@ type netConf struct {
 	node.Members
 }
 
-// A jsonNumber is a number, or a number in quotes: JSON has no hexadecimal ones.
+// A jsonNumber is a number, or a number in quotes. The quotes allow hexadecimal, which a JSON number cannot
+// have.
 type jsonNumber uint16
 
 func (n *jsonNumber) UnmarshalJSON(b []byte) error {
@@ -82,16 +83,17 @@ func configure(stdin []byte) (c netConf, err error) {
 	return c, nil
 }
 
-// notHere are settings of the agent that this plugin does not have although they look like its own, and
-// why. A pod that was attached without one of them would be on another link than its author thinks.
+// notHere maps settings of the agent that this plugin does not have, although they look like its own, to
+// the reason. If the plugin ignored such a setting, the pod could be on another link than the author of the
+// configuration expects.
 var notHere = map[string]string{
 	"member_id": "the service names each pod", "state_dir": "the service has one for each pod",
 	"underlay": "it is called master", "device": "the service makes one on master", "gid": "each pod has its own",
 	"addresses": "ipam gives them", "netns": "the runtime says which",
 }
 
-// refuse returns an error for a setting that would be ignored. It does not keep a pod that exists from
-// being deleted.
+// refuse returns an error if the configuration has a setting of notHere. Only ADD and STATUS call it, so
+// such a setting does not keep a pod that exists from being deleted.
 func refuse(stdin []byte) error {
 	var all map[string]json.RawMessage
 	if err := json.Unmarshal(stdin, &all); err != nil {
@@ -105,8 +107,8 @@ func refuse(stdin []byte) error {
 	return nil
 }
 
-// failed turns err into an error of the specification. If the service does not answer, that error has the
-// runtime try again later.
+// failed turns err into an error of the specification. If the service does not answer, that error asks the
+// runtime to try again later.
 func failed(what string, err error) error {
 	if errors.Is(err, node.ErrUnavailable) {
 		return types.NewError(types.ErrTryAgainLater, what, err.Error()+" (start it: systemctl enable --now ipoibcm-node)")
@@ -127,7 +129,8 @@ func command(f func(ctx context.Context, c netConf, args *skel.CmdArgs) error) f
 	}
 }
 
-// add attaches the pod. If that fails, nothing stays if the service confirms that; else the address is kept
+// add attaches the pod. If that fails, add has the service delete the attachment, and gives the address
+// back once the service has confirmed that. Without the confirmation the IPAM plugin keeps the address
 // until the runtime calls DEL.
 func add(ctx context.Context, c netConf, args *skel.CmdArgs) error {
 	if err := refuse(args.StdinData); err != nil {
@@ -179,8 +182,8 @@ func check(ctx context.Context, c netConf, args *skel.CmdArgs) error {
 	return nil
 }
 
-// collect ends the attachments that the runtime does not name any more, and then has their addresses given
-// back.
+// collect has the service end the attachments of this network that the runtime no longer names. Then it has
+// the IPAM plugin release their addresses.
 func collect(ctx context.Context, c netConf, args *skel.CmdArgs) error {
 	gc := node.GC{Network: c.Name}
 	for _, v := range c.ValidAttachments {

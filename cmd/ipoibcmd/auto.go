@@ -17,7 +17,8 @@ func numberOrAuto(n int) string {
 	return strconv.Itoa(n)
 }
 
-// setOrAuto sets n to the number s, of unit, or to zero for "auto".
+// setOrAuto sets n to the number in s, or to zero for "auto". unit, the plural of what n counts, is for the
+// error.
 func setOrAuto(n *int, s, unit string) error {
 	if s == automatic {
 		*n = 0
@@ -31,8 +32,8 @@ func setOrAuto(n *int, s, unit string) error {
 	return nil
 }
 
-// intOrAuto is setOrAuto for a file. A zero in the file is an error, whose text format makes: zero means
-// auto only inside the program.
+// intOrAuto is setOrAuto for a value in the configuration file. A zero in the file is an error, because
+// zero means auto only inside the program. format and args make the text of that error.
 func intOrAuto(n *int, value *yaml.Node, format string, args ...any) error {
 	if value.Kind == yaml.ScalarNode && value.Value == automatic {
 		*n = 0

@@ -233,7 +233,8 @@ func reportDoctor(ctx context.Context, file string) ([]byte, error) {
 	return json.MarshalIndent(doctor.Examine(gather(ctx, c, s)), "", "  ")
 }
 
-// reportEventsOf reads past events, until no more come.
+// reportEventsOf reads the past events. The stream does not end after them, so it takes what arrives within
+// a second.
 func reportEventsOf(ctx context.Context, flags *clientFlags) ([]byte, error) {
 	c, err := flags.open()
 	if err != nil {

@@ -47,7 +47,8 @@ func (f *clientFlags) bindJSON(cmd *cobra.Command) {
 	cmd.Flags().BoolVar(&f.json, "json", false, "print JSON")
 }
 
-// open finds the agent's socket.
+// open returns a client for the socket of --control, else for that of --name, else for the only one in
+// control.SocketDir.
 func (f *clientFlags) open() (*client, error) {
 	path := f.control
 	if path == "" && f.name != "" {

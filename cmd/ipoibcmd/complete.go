@@ -13,8 +13,8 @@ import (
 	"ipoibcm/hostnet"
 )
 
-// values are what the flags can be set to, by name; nil means that only the host
-// knows.
+// values are the words that complete a flag, by the name of the flag. A tab separates a word from its
+// description.
 var values = map[string][]string{
 	"mode": {"rc\treliable connections", "uc\tunreliable connections", "auto\tboth, RC preferred",
 		"ud\tno connections"},
@@ -36,8 +36,8 @@ var lookups = map[string]func() []string{
 	"name":     agents,
 }
 
-// complete gives the flags of cmd, and of all commands below it, the completion of
-// their values. No argument of ours is a file, except of capture.
+// complete gives the flags of cmd, and of all commands below it, the completion of their values. It
+// completes file names only for --config and for the argument of capture.
 func complete(cmd *cobra.Command) {
 	for name, list := range values {
 		if cmd.Flags().Lookup(name) != nil {
@@ -94,7 +94,7 @@ func agents() (names []string) {
 	return names
 }
 
-// exampleCompletion shows how the library's own command is used.
+// exampleCompletion adds examples to the command completion, which the library makes.
 func exampleCompletion(root *cobra.Command) {
 	for _, c := range root.Commands() {
 		if c.Name() != "completion" {

@@ -28,8 +28,8 @@ import (
 //go:embed sample.yaml
 var sample []byte
 
-// A Config is everything that run can be told, from the file and from flags. What neither says has the
-// value of defaults.
+// A Config has the settings of run, from the file and from flags. A setting that neither gives has its
+// value from defaults.
 type Config struct {
 	Underlay    string       `yaml:"underlay"`
 	Name        string       `yaml:"name"`
@@ -109,8 +109,8 @@ type Offload struct {
 	// Checksum has us, not the kernel, do the checksums of TCP and UDP at the TUN;
 	// nil means on where the kernel lets us.
 	Checksum *bool `yaml:"checksum"`
-	// TSO moves TCP in pieces longer than packets between us and the kernel; nil means
-	// on where the kernel does it and Checksum is on.
+	// TSO exchanges TCP segments longer than packets with the kernel; nil means on where the kernel can do
+	// that and Checksum is on.
 	TSO *bool `yaml:"tso"`
 	// USO does the same as TSO with UDP datagrams of one flow.
 	USO *bool `yaml:"uso"`
@@ -213,7 +213,8 @@ func (k *pkeyValue) Set(s string) error {
 // Type implements [pflag.Value].
 func (*pkeyValue) Type() string { return "P_Key" }
 
-// configure merges defaults, file and flags; a flag that was given wins.
+// configure merges defaults, file and flags, and checks the result. A flag that was given wins over the
+// file. Without an underlay, the network device of an ibverbs device is the underlay.
 func configure(cmd *cobra.Command, flags *Config, file string) (Config, error) {
 	c := defaults()
 	var lines map[string]int
@@ -278,7 +279,7 @@ type settings struct {
 	gid      ib.GID
 	peers    []ib.GID
 	link     linkSpec
-	allow    ib.GIDSet // talked with at all
+	allow    ib.GIDSet // hosts to talk with; empty: all
 	ask      []netip.Prefix
 	trust    []netip.Prefix
 	level    slog.Level

@@ -201,7 +201,7 @@ func (c *Config) parsePeers(s *settings) (err error) {
 	return nil
 }
 
-// parseHosts parses the settings of who is on the link, whom we talk with, and whose agents may ask ours.
+// parseHosts parses membership, allow, peer_allow and peer_trust, and checks that allow has all peers.
 func (c *Config) parseHosts(s *settings) (err error) {
 	if s.link, err = c.parseMembership(); err != nil {
 		return err

@@ -13,8 +13,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// load reads the file at path over c and returns the line of every key. Unknown
-// keys are errors with line numbers.
+// load reads the file at path over c. It returns the line of every key at the top of the file, as linesOf
+// does. Unknown keys are errors with line numbers.
 func (c *Config) load(path string) (lines map[string]int, err error) {
 	b, err := os.ReadFile(path)
 	if err != nil {
@@ -26,8 +26,8 @@ func (c *Config) load(path string) (lines map[string]int, err error) {
 	return linesOf(b), nil
 }
 
-// linesOf returns the line of every key of a file that has been decoded, and of
-// every item of its lists.
+// linesOf returns the line of the value of every key at the top of b, and of every item of a list there,
+// such as peers[0]. b must have been decoded before.
 func linesOf(b []byte) map[string]int {
 	lines := map[string]int{}
 	eachKey(b, func(key string, value *yaml.Node) {
@@ -51,7 +51,7 @@ func eachKey(b []byte, visit func(key string, value *yaml.Node)) {
 	}
 }
 
-// The YAML library's texts of type errors, in terms of Go.
+// Patterns of the YAML library's type errors, which name types of Go.
 var (
 	yamlUnknown = regexp.MustCompile(`line (\d+): field ((?s).*) not found in type \S+`)
 	// a tag may have any characters

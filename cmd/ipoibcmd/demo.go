@@ -57,7 +57,7 @@ func newDemo() *cobra.Command {
 	return cmd
 }
 
-// check says what is wrong with the flags.
+// check returns an error if a flag is out of range, or if the process is not root.
 func (o *demoOptions) check() error {
 	switch {
 	case o.duration < 100*time.Millisecond || o.duration > time.Minute:
@@ -72,7 +72,8 @@ func (o *demoOptions) check() error {
 	return nil
 }
 
-// udMTU is the UD MTU that one frame of the underlay carries, as the agents have it.
+// udMTU returns the UD MTU that the agents choose: the largest that one frame of the underlay carries, but
+// at most mtu.DefaultUD.
 func (o *demoOptions) udMTU() int {
 	return min(mtu.DefaultUD, mtu.LargestUD(o.mtu, o.ipv4))
 }

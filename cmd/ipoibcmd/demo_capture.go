@@ -14,15 +14,16 @@ import (
 // captureSnap keeps CM messages whole (328 octets and Ethernet), and the beginning of bulk data.
 const captureSnap = 400
 
-// A demoCapture follows both agents for a while. Each agent's stream becomes a
-// section of the file: pcapng sections may follow one another.
+// A demoCapture captures the packets of both agents for a while. The stream of each agent becomes a section
+// of the file: pcapng sections may follow one another.
 type demoCapture struct {
 	stop  context.CancelFunc
 	wg    sync.WaitGroup
 	files [2]string
 }
 
-// startCapture begins to follow both agents, if a capture file is wanted and no capture runs.
+// startCapture starts to capture the packets of both agents, if a capture file is wanted and no capture
+// runs.
 func (d *demoRun) startCapture() {
 	if d.dump == nil || d.capture != nil {
 		return
@@ -40,7 +41,7 @@ func (d *demoRun) startCapture() {
 			body.Close()
 			continue
 		}
-		// The section header comes once the agent's tap is in place.
+		// Peek waits for the section header, which the agent sends once its tap is in place.
 		in := bufio.NewReader(body)
 		in.Peek(1)
 		c.wg.Go(func() {

@@ -185,8 +185,8 @@ func (d *demoRun) neighbour() (string, error) {
 	return "", fmt.Errorf("a's neighbour cache does not have %s", demoIPv4[1])
 }
 
-// firstPing repeats a ping for as long as the agents may still be finding each
-// other after their start.
+// firstPing repeats a ping until it is answered, at most for patience: after their start the agents may not
+// have found each other yet.
 func (d *demoRun) firstPing(dst netip.Addr) (rtt time.Duration, err error) {
 	for end := time.Now().Add(patience); time.Now().Before(end) && d.ctx.Err() == nil; {
 		if rtt, err = d.host[0].Ping(lab.Ping{Dst: dst, Timeout: 200 * time.Millisecond}); err == nil {
@@ -271,8 +271,8 @@ func (d *demoRun) pingFull(dst netip.Addr) (string, error) {
 	return d.ping(dst, conns[0].MTU)
 }
 
-// routeShows waits until the kernel of host i has the route to dst with this MTU:
-// an agent asks for it once a connection is up, beside its other work.
+// routeShows waits until the kernel of host i has the route to dst with this MTU. An agent changes the
+// route some time after a connection is up.
 func (d *demoRun) routeShows(i int, dst netip.Addr, mtu int) (text string, err error) {
 	got := 0
 	for end := time.Now().Add(patience); time.Now().Before(end) && d.ctx.Err() == nil; time.Sleep(time.Millisecond) {
@@ -283,7 +283,7 @@ func (d *demoRun) routeShows(i int, dst netip.Addr, mtu int) (text string, err e
 	return "", fmt.Errorf("route %q in %s does not have the connection's MTU %d", text, d.host[i].Name, mtu)
 }
 
-// pingUD shows that without connections nothing else changes.
+// pingUD pings over IPv4, and over IPv6 with a packet of the UD MTU. It fails if an agent has a connection.
 func (d *demoRun) pingUD() (string, error) {
 	if _, err := d.firstPing(demoIPv4[1]); err != nil {
 		return "", err
@@ -453,7 +453,8 @@ func (d *demoRun) crossings() (uint64, error) {
 	return sum, nil
 }
 
-// verdict says which end won, judging by the surviving connection.
+// verdict returns a text with the end whose REQ won: host a if it is active in the surviving connection,
+// else host b.
 func (d *demoRun) verdict(a control.Conn) string {
 	sa, errA := d.agent[0].Status(d.ctx)
 	sb, errB := d.agent[1].Status(d.ctx)
@@ -468,7 +469,7 @@ func (d *demoRun) verdict(a control.Conn) string {
 		sb.Interface.LinkAddr)
 }
 
-// restart kills one agent without warning and measures until traffic is back.
+// restart kills one agent without warning, and measures the time until packets pass again.
 func (d *demoRun) restart() (string, error) {
 	if _, err := d.establish("RC"); err != nil {
 		return "", err
@@ -491,7 +492,8 @@ func (d *demoRun) restart() (string, error) {
 		up.Round(time.Millisecond)), nil
 }
 
-// teardown stops b and looks at a: no connection, no route. Then a goes too.
+// teardown stops b, and checks that a has neither a connection nor a host route left. Then it stops a, and
+// checks that both interfaces are gone. With --keep it starts both agents once more.
 func (d *demoRun) teardown() (string, error) {
 	if err := d.agent[1].Stop(patience); err != nil {
 		return "", err

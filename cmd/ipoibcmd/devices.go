@@ -79,7 +79,8 @@ func listDevices() (*control.Devices, error) {
 	return d, nil
 }
 
-// rdmaDevice names the character devices that are there and those that are not.
+// rdmaDevice describes an RDMA device: its InfiniBand ports, the character devices that it has, and the
+// kinds of them that it lacks.
 func rdmaDevice(name string, netdevs []string) control.RDMADevice {
 	r := control.RDMADevice{Name: name, NetDevs: netdevs, Nodes: rdmamap.GetRdmaCharDevices(name), Missing: []string{}}
 	for _, p := range ibverbs.IBPorts(name) {

@@ -57,7 +57,7 @@ func newDoctor() *cobra.Command {
 	return cmd
 }
 
-// printExam prints what was found, as a table with a verdict or as JSON.
+// printExam prints the checks, as a table with a verdict or as JSON. It returns an error if a check fails.
 func printExam(d control.Doctor, good, bad string, asJSON bool) (err error) {
 	verdict := good
 	if !d.OK {

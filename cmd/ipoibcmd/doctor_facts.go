@@ -91,7 +91,8 @@ func moduleUsers(dir, name string) (users []string) {
 	return users
 }
 
-// firewall reads the rules of the host's firewall, which nft prints.
+// firewall reads the rules of the host's firewall, which nft prints. It also notes as which user run would
+// open its sockets: rules may depend on that.
 func firewall(ctx context.Context, f *doctor.Facts, c Config) {
 	name, uid := c.User, os.Geteuid()
 	if u, err := user.LookupId(strconv.Itoa(uid)); err == nil && name == "" {
@@ -129,8 +130,8 @@ func rehearseDemo(f *doctor.Facts) {
 // nobodyUID is a user that owns nothing.
 const nobodyUID = 65534
 
-// localGuard tries what a local user could do: it sends a datagram without content to UDP port 4791, over
-// the loopback device. A rule that drops the datagram makes sending fail.
+// localGuard tries what a local user could do. As user nobodyUID it sends a datagram without content to UDP
+// port 4791, over the loopback device. A firewall rule against that makes sending fail with EPERM.
 func localGuard(f *doctor.Facts) {
 	if os.Geteuid() != 0 {
 		f.LocalErr = "cannot be tried: only root can send as somebody else"
@@ -309,7 +310,8 @@ func netAdmin() doctor.Answer {
 	return doctor.Unknown
 }
 
-// controlState says whether run could listen at path. Nothing is made there.
+// controlState returns whether run could listen at path, and the reason if it could not. It makes nothing
+// there.
 func controlState(path string) (doctor.ControlState, string) {
 	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
 		c.Close()
@@ -340,8 +342,8 @@ func controlState(path string) (doctor.ControlState, string) {
 	}
 }
 
-// portOwner names the process that has a UDP port. It returns "" if none can be found: the kernel has the
-// port, or a process that is out of sight.
+// portOwner returns the name and PID of the process that has a UDP port. It returns "" if it finds none,
+// because the kernel itself has the port, or a process that we cannot see.
 func portOwner(port uint16) string {
 	sockets := map[string]bool{}
 	for _, file := range []string{"udp", "udp6"} {

@@ -21,7 +21,8 @@ import (
 // maxEventLine bounds one line of the event stream, in octets.
 const maxEventLine = 1 << 20
 
-// monitor prints the events of the time since, then others as they come, until ctx ends or the agent does.
+// monitor prints the events of the past, as far back as since, and then each new event, until ctx ends or
+// the agent stops.
 func monitor(ctx context.Context, flags *clientFlags, since time.Duration) error {
 	c, err := flags.open()
 	if err != nil {
@@ -52,7 +53,7 @@ func monitor(ctx context.Context, flags *clientFlags, since time.Duration) error
 	return streamEnd(ctx, in.Err())
 }
 
-// eventLine prints one event for people.
+// eventLine returns one event as a line for people.
 func eventLine(e *control.Event) string {
 	var b strings.Builder
 	arrow := " "
@@ -72,8 +73,8 @@ func eventLine(e *control.Event) string {
 	return b.String()
 }
 
-// streamEnd turns the end of a stream into the command's result. An interrupt is how a stream is meant to
-// end; the exit of the agent is worth a word.
+// streamEnd returns the command's result at the end of a stream. An interrupt is the normal end, so the
+// result is nil. If the agent stops, the result is an error.
 func streamEnd(ctx context.Context, err error) error {
 	switch {
 	case ctx.Err() != nil:

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hangupIsOurs reports whether SIGHUP asks run to reload its configuration. It does not where run has a
-// terminal: there it says that the terminal has gone.
+// hangupIsOurs reports whether SIGHUP asks run to reload its configuration. If run has a terminal, SIGHUP
+// means that the terminal has gone, and the result is false.
 func hangupIsOurs(args []string) bool {
 	_, err := unix.IoctlGetWinsize(0, unix.TIOCGWINSZ)
 	return len(args) > 0 && args[0] == "run" && err != nil

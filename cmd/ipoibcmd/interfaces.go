@@ -258,8 +258,8 @@ func (t *together) forward(ctx context.Context, in <-chan os.Signal) {
 }
 
 // notifier returns the function by which interface i notifies the service manager; nil if there is no
-// manager. The service is ready when all interfaces are. The watchdog gets a sign of life when each
-// interface has given one.
+// manager. The function sends READY=1 when all interfaces are ready, and later for each reload of one. It
+// sends WATCHDOG=1 when each interface has done so since the last time. It leaves out STATUS lines.
 func (t *together) notifier(i int) func(string) {
 	if t.notify == nil {
 		return nil

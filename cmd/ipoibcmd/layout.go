@@ -18,8 +18,8 @@ const (
 	columnGap    = 2
 )
 
-// widthOf returns how long the lines on w may be: what its terminal has, else
-// COLUMNS if that is set, else 80.
+// widthOf returns how long the lines on w may be: the width of its terminal, else COLUMNS if that is set,
+// but minWidth at least; else 80.
 func widthOf(w io.Writer) int {
 	if w == stdout {
 		if size, err := unix.IoctlGetWinsize(int(os.Stdout.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {

@@ -34,8 +34,8 @@ func main() {
 	os.Exit(execute(ctx, os.Args[1:]))
 }
 
-// execute runs one command line and returns the exit status: 0 done, 1 failed,
-// 2 used wrongly; status has more.
+// execute runs one command line and returns the exit status: 0 done, 1 failed, 2 used wrongly. The commands
+// status and explain have further ones.
 func execute(ctx context.Context, args []string) int {
 	root := newRoot()
 	root.SetArgs(args)
@@ -102,7 +102,7 @@ func report(cmd *cobra.Command, err error) {
 	sayWithin(os.Stderr, text, logPatience)
 }
 
-// sayWithin writes text, but does not wait for a reader that has stalled: it must not
+// sayWithin writes text, but waits at most patience for a reader that has stalled: such a reader must not
 // keep a daemon from ending.
 func sayWithin(w io.Writer, text string, patience time.Duration) {
 	done := make(chan struct{})
@@ -147,8 +147,8 @@ func newRoot() *cobra.Command {
 	return root
 }
 
-// strict makes wrong arguments of cmd and of all below it usage errors, where
-// the library reports some as failures and answers others with the help text.
+// strict makes wrong arguments of cmd, and of all commands below it, usage errors. The library itself
+// treats some as failures, and answers others with the help text.
 func strict(cmd *cobra.Command) {
 	hint := "see: " + cmd.CommandPath() + " --help"
 	if cmd.HasSubCommands() {
@@ -180,7 +180,7 @@ func strict(cmd *cobra.Command) {
 	}
 }
 
-// newHelp returns the library's help command, except that it fails for what is no command.
+// newHelp returns the library's help command, except that it fails for an unknown command.
 func newHelp() *cobra.Command {
 	return &cobra.Command{
 		Use:     "help [COMMAND]",

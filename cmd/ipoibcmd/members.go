@@ -83,7 +83,7 @@ func printChange(d *control.Members, first, asJSON bool) error {
 	return stdout.err
 }
 
-// sameMembers compares two lists but for their ages.
+// sameMembers reports whether two lists are the same apart from ages and the count of failures.
 func sameMembers(a, b *control.Members) bool {
 	if a == nil || b == nil {
 		return a == b

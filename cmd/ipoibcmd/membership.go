@@ -191,8 +191,8 @@ func (c *Config) members(l linkSpec, log *slog.Logger) (m *agent.Members, end fu
 	}
 	store, err := source.OpenStore(c.StateDir, c.Name, c.Link+" "+src.Name())
 	if err != nil {
-		// The list on disk is for a start without the source. That such a start may be slow is no
-		// reason not to start.
+		// Only a start while the source does not answer needs the list on disk. Without the list such a
+		// start may be slow, but it works.
 		m.Note = fmt.Sprintf("the list is not kept on disk: %v", err)
 		log.Warn("members", "note", m.Note)
 		return m, end, nil
@@ -225,7 +225,7 @@ func (c *Config) memberFiles(l linkSpec) (dirs []string, ports []uint16) {
 // askWithin is how long doctor waits for a source of members.
 const askWithin = 5 * time.Second
 
-// memberFacts asks the source of members once, without being published there.
+// memberFacts asks the source of members once, and does not publish this host there.
 func memberFacts(ctx context.Context, f *doctor.Facts, c Config, s settings) {
 	l := s.link
 	l.id = ""

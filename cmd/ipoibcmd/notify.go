@@ -8,8 +8,8 @@ import (
 	"github.com/coreos/go-systemd/v22/daemon"
 )
 
-// notifier returns the function that tells the service manager how we are, and how long the manager waits
-// for a sign of life; nil and zero where there is none.
+// notifier returns the function that sends our state to the service manager, and the interval in which the
+// manager's watchdog expects to be notified. Without a manager they are nil and zero.
 func notifier(log *slog.Logger) (notify func(string), watchdog time.Duration) {
 	if os.Getenv("NOTIFY_SOCKET") == "" {
 		return nil, 0

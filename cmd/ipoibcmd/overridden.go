@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// An overridden is a file of which flags override some settings. The values of these are checked all the
-// same: each would count as soon as its flag goes, and nobody would hear before that it is wrong.
+// An overridden is a configuration file some of whose settings flags override. It checks the overridden
+// values too. Otherwise a wrong one would be found only when somebody removes its flag.
 type overridden struct {
 	file  Config // with defaults
 	path  string
@@ -17,7 +17,7 @@ type overridden struct {
 	keys  []string       // settings that both the file and flags have
 }
 
-// stem returns the setting that a key is about: items of lists have keys of their own.
+// stem returns the setting to which a key belongs: peers for peers[0], the key of an item of a list.
 func stem(key string) string {
 	name, _, _ := strings.Cut(key, "[")
 	return name
@@ -30,9 +30,9 @@ func (o *overridden) add(key string) {
 	}
 }
 
-// check returns an error for a value of the file that is wrong whatever the flags say. c is the
-// configuration in force, which is right. A value that is wrong only beside the value of another flag is no
-// error: it is right with the file's values in the place of all flags.
+// check returns an error if an overridden value of the file is wrong twice: with the values of the flags in
+// all other settings, and with all overridden values of the file. A value that is wrong in only one of
+// these is no error. c is the configuration in force, which is valid.
 func (o *overridden) check(c *Config) error {
 	keys := slices.Clone(o.keys)
 	for len(keys) > 0 {

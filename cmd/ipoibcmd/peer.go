@@ -104,7 +104,7 @@ func printPeerStatus(w io.Writer, p *control.PeerStatus, verbose bool) {
 	_, _ = io.WriteString(w, plain(b.String(), "\n"))
 }
 
-// printBrief prints what the agent of another host tells those it does not trust.
+// printBrief prints the short status that the agent of another host gives to hosts that it does not trust.
 func printBrief(w io.Writer, s *control.Status) {
 	i, underlay := s.Interface, "active"
 	if !s.Underlay.Active {
@@ -115,8 +115,8 @@ func printBrief(w io.Writer, s *control.Status) {
 			i.State, i.Mode, i.UDMTU, i.ReceiveMTU, underlay, s.Underlay.PathMTU, i.Build), widthOf(w))
 }
 
-// plain removes from another host's text what a terminal would obey: all control characters except those in
-// keep.
+// plain returns s, a text of another host, without the control characters that a terminal would obey. It
+// replaces all but those in keep by U+FFFD.
 func plain(s, keep string) string {
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) && !strings.ContainsRune(keep, r) {

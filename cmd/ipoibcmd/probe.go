@@ -374,7 +374,7 @@ func (p *mpaProbe) judge(err error) {
 	}
 }
 
-// causeClause says where a cause is defined.
+// causeClause returns the clause that defines a cause.
 func causeClause(c mpa.Cause) string {
 	switch {
 	case c.Layer() == 0:

@@ -9,7 +9,7 @@ import (
 // of others may precede it.
 var rpcrdmaMagic = []byte{0xf6, 0xab, 0x0e, 0x18}
 
-// privateMeaning says what private data means, if that is known.
+// privateMeaning returns a text about the content of private data; empty if we do not know the format.
 func privateMeaning(b []byte) string {
 	i := bytes.Index(b, rpcrdmaMagic)
 	if i < 0 || len(b) < i+8 {

@@ -144,8 +144,8 @@ func (p *rpcProbe) parse(addr string, versionGiven bool) error {
 }
 
 func (p *rpcProbe) options() transport.Options {
-	// A peer that does not answer in a version it has never heard of gets the other half of the time to
-	// answer in version one.
+	// A peer may not answer at all in a version that is unknown to it. Then it has the other half of the
+	// time to answer in version 1.
 	return transport.Options{Pause: p.pause, RPC: rpcrdma.Options{
 		Client: true, MaxVersion: rpcrdma.Version(p.max), SendSize: p.sendSize, RecvSize: p.recvSize,
 		Program: p.out.Program, ProgVersion: p.progVersion, NegotiateTimeout: p.timeout / 2, CallTimeout: p.timeout,
@@ -302,7 +302,8 @@ func deviceOf(a netip.Addr) (string, error) {
 	return "", fmt.Errorf("no device has the address %v", a)
 }
 
-// open returns the function that connects.
+// open opens the device, and returns the function that connects. The second result of that function closes
+// the device, and must be called after an error too.
 func (p *rpcProbe) open() (func(context.Context) (*transport.End, func(), error), error) {
 	if p.carrier == "iwarp" {
 		dev, err := softiwarp.Open(softiwarp.Options{Addr: p.local.WithZone(""), Zone: p.local.Zone(), Port: -1})
@@ -338,7 +339,7 @@ func (p *rpcProbe) open() (func(context.Context) (*transport.End, func(), error)
 	}, nil
 }
 
-// learn fills in what the connection tells.
+// learn fills in the output from the state of the connection.
 func (p *rpcProbe) learn(e *transport.End) {
 	i := e.Info()
 	o := &p.out

@@ -118,8 +118,8 @@ func whyNoQP1(p verbs.Provider) error {
 	return nil
 }
 
-// checkUD returns the function that plans the UD MTU on a port. It fails if the port does not carry the
-// configured one.
+// checkUD returns the function that plans the UD MTU on a port. That function returns an error if the port
+// does not carry the configured UD MTU.
 func (c *Config) checkUD(gid ib.GID) func(verbs.Port) (mtu.UDPlan, error) {
 	return func(port verbs.Port) (mtu.UDPlan, error) {
 		if port.InfiniBand { // the broadcast group has the UD MTU

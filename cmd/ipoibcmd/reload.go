@@ -54,8 +54,8 @@ var restartReasons = map[string]string{
 	"user": "the process has given up the rights to change it", "sandbox": "what was given up cannot be had back",
 }
 
-// differences lists the settings in which b differs from a. Receive buffers hold messages of largest
-// octets.
+// differences returns the settings in which b differs from a. largest is the size of the receive buffers in
+// octets, which a reload cannot change.
 func differences(a, b *Config, largest int) (changes []control.Change) {
 	diff := func(key string, x, y reflect.Value) {
 		from, to := settingText(x), settingText(y)
@@ -121,8 +121,8 @@ func (c *Config) live() (agent.Live, settings, error) {
 			"tso":       !off(c.Offload.TSO), "uso": !off(c.Offload.USO)}}, s, err
 }
 
-// reloader returns the function that reads the configuration anew with read, and plans the change to it
-// from the one that runs, which is current at first.
+// reloader returns the function that plans a reload. It reads the new configuration with read, and compares
+// it with the one in force: current, or the last one that a reload applied.
 func reloader(file string, current Config, level *slog.LevelVar,
 	read func() (Config, error)) func() (agent.Plan, error) {
 	largest := current.ReceiveMTU

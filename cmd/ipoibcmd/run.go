@@ -106,8 +106,8 @@ type reloading struct {
 	// together is what the interfaces of the process share; nil: there is one only.
 	together *together
 	member   int // number of this interface among them
-	// kept is what the process before left of this interface. owner is the end of its names in the
-	// store.
+	// kept are the descriptors that the process before us left for this interface in the service manager's
+	// store. owner is the suffix of their names there.
 	kept  []*os.File
 	owner string
 }

@@ -17,7 +17,7 @@ import (
 	"ipoibcm/control"
 )
 
-// age prints milliseconds as people say them.
+// age returns milliseconds as people say them.
 func age(ms int64) string {
 	d := time.Duration(ms) * time.Millisecond
 	switch {
@@ -31,7 +31,7 @@ func age(ms int64) string {
 	return fmt.Sprintf("%dd", int(d.Hours()/24))
 }
 
-// octets prints a size with a binary unit.
+// octets returns a size with a binary unit.
 func octets(n uint64) string {
 	for _, u := range []struct {
 		at   uint64

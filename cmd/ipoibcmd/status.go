@@ -13,7 +13,8 @@ import (
 	"ipoibcm/control"
 )
 
-// Exit statuses of status, beside those of every command.
+// Exit statuses of status, beside those of every command. explain has them too: exitDown if packets are
+// dropped, exitDegraded if the destination is unknown or leads to another device.
 const (
 	exitDown     = 3 // the interface carries nothing
 	exitDegraded = 4 // the interface is up, and there are warnings

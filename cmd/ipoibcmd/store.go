@@ -19,10 +19,11 @@ import (
 )
 
 // A fdStore is the service manager's file-descriptor store, as sd_notify(3) has it. If the process has
-// several interfaces, the names of each end with its owner.
+// several interfaces, the name of each descriptor ends with owner.
 type fdStore struct{ socket, owner string }
 
-// ownerOf returns the end of the names in the store of an interface that shares its process.
+// ownerOf returns the suffix that the names in the store have if interface name shares its process with
+// others.
 func ownerOf(name string) string { return "@" + name }
 
 // openStore returns the store, nil where the manager has none. systemd sets FDSTORE from version 254 on;
@@ -76,9 +77,9 @@ type predecessor struct {
 	held    bool // the store had sockets, and closes them sooner or later
 }
 
-// heirs sorts what the service manager has kept by owners, the interfaces of this process. What is of none
-// of them is closed, here and in the store: an interface that is in no configuration any more ends with
-// that.
+// heirs returns the descriptors that the service manager has kept, by owner. owners are the interfaces of
+// this process. heirs closes all other descriptors, here and in the store: an interface that is no longer
+// configured ends with its descriptors.
 func heirs(files []*os.File, owners []string, open func(owner string) agent.Store,
 	log *slog.Logger) map[string][]*os.File {
 	all := map[string][]*os.File{}
@@ -102,8 +103,9 @@ func heirs(files []*os.File, owners []string, open func(owner string) agent.Stor
 	return all
 }
 
-// predecessorOf takes what the service manager has kept of an interface. What cannot be used is closed, and
-// the log says why.
+// predecessorOf returns the TUN, the sockets and the state that the service manager has kept of an
+// interface. It closes what it cannot use, and logs why. It removes state and sockets from the store,
+// because they are used once.
 func predecessorOf(files []*os.File, store agent.Store, log *slog.Logger) (h predecessor) {
 	var state *os.File
 	for _, f := range files {
@@ -169,7 +171,8 @@ func (h *predecessor) guid() ib.GUID {
 // releasedWithin bounds the wait until the store has closed a socket.
 const releasedWithin = 2 * time.Second
 
-// whenReleased opens a device. While the store still has the port, it tries again.
+// whenReleased opens a device. While the store still has the port, it tries again, for at most
+// releasedWithin.
 func (h *predecessor) whenReleased(open func() (verbs.Provider, error)) (verbs.Provider, error) {
 	until := time.Now().Add(releasedWithin)
 	for {

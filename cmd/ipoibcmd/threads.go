@@ -33,9 +33,9 @@ func (n *threadCount) UnmarshalYAML(value *yaml.Node) error {
 	return intOrAuto((*int)(n), value, "threads 0: must be auto, or 1 to %d", softroce.MaxThreads)
 }
 
-// threads returns how many data threads there are to be: one unless the provider is softroce. "auto" is as
-// many as the processors that this process may use, by its affinity, its cpuset, its share of them (the
-// quota of its control group) and GOMAXPROCS, mostAuto at most, but one on up to oneAuto processors.
+// threads returns the number of data threads: one unless the provider is softroce. "auto" is GOMAXPROCS,
+// but at most mostAuto, and one on up to oneAuto processors. By default, GOMAXPROCS is the number of
+// processors that affinity, cpuset and the quota of the control group leave to this process.
 func (c *Config) threads() int {
 	switch {
 	case c.Provider != softRoCE:

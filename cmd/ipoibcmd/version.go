@@ -12,9 +12,8 @@ import (
 	"ipoibcm/provider/ibverbs"
 )
 
-// What the build may stamp: go build -ldflags "-X main.version=1.2 -X main.commit=…".
-// What is empty is taken from the build information, which go build writes in a
-// checkout.
+// The build may set version and commit: go build -ldflags "-X main.version=1.2 -X main.commit=…". If one is
+// empty, stamp takes it from the build information, which go build writes in a checkout.
 var version, commit string
 
 // stamp returns what the program was built from.
