@@ -25,16 +25,17 @@ import (
 // requestTimeout bounds one netlink request or dump.
 const requestTimeout = 10 * time.Second
 
-// dumpTries is how often a dump is tried while the kernel says that its tables changed meanwhile.
-// The result of the last try is used; the events that follow correct it.
+// dumpTries bounds how often a dump is tried while the kernel reports that its tables changed
+// meanwhile. The result of the last try is used; the events that follow correct it.
 const dumpTries = 10
 
 const (
-	// tempMetric is the metric of a stand-in: a route that serves while another is replaced. It is
-	// worse than any other metric. A stand-in has protocol [rtnl.Protocol], and is never shown.
+	// tempMetric is the usual metric of a stand-in: a route that serves while another is replaced.
+	// It is worse than any metric in use. betterThan gives a stand-in for IPv6 another one. A
+	// stand-in has protocol [rtnl.Protocol], and is in no Event or Snapshot.
 	tempMetric = 0xfffffff0
-	// hostMetric is the metric of our routes for IPv6, the kernel's default. A route of ours with
-	// another metric is a stand-in.
+	// hostMetric is the metric of our routes for IPv6, the kernel's default. An IPv6 route of ours
+	// with another metric is a stand-in.
 	hostMetric = 1024
 )
 
@@ -141,17 +142,18 @@ func (d *Device) closeSockets() {
 	}
 }
 
-// Events returns the one channel of changes: of addresses, of the link, and of routes through the
-// device that the kernel or we made, in every table. It also tells of everything that may give
-// packets another next hop. The channel is bounded. When its reader lags, one Resync makes up for
-// the events that did not fit, and one Rerouted of all destinations for several Rerouted ones.
-// Close closes the channel.
+// Events returns the one channel of changes of addresses, of the link, and of the routes through
+// the device, in every table, that the kernel or we made. Rerouted and Rules events report
+// everything else that may give packets another next hop. The channel is bounded. When its reader
+// lags, one Resync replaces the events that did not fit, and one Rerouted of all destinations
+// replaces several Rerouted ones. Close closes the channel.
 func (d *Device) Events() <-chan rtnl.Event { return d.events }
 
 // Index returns the interface index.
 func (d *Device) Index() int { return d.index }
 
-// Snapshot reads everything anew and returns it, without the event channel.
+// Snapshot reads the link, its addresses and those of its routes that the kernel or we made. It
+// sends no event.
 func (d *Device) Snapshot() (rtnl.Snapshot, error) {
 	var s rtnl.Snapshot
 	l, err := d.h.LinkByIndex(d.index)
@@ -189,13 +191,14 @@ func (d *Device) Snapshot() (rtnl.Snapshot, error) {
 
 var families = []byte{unix.AF_INET, unix.AF_INET6}
 
-// mirrored are the protocols of the routes that are shown. A router may have a million other
-// routes through the device. Lookup tells which of them a packet takes.
+// mirrored are the protocols of the routes in Events and Snapshots. A router may have a million
+// other routes through the device. Lookup finds out which of them a packet takes.
 var mirrored = []uint8{rtnl.ProtoKernel, rtnl.Protocol}
 
 // dumpRoutes reads the device's routes of one family and protocol (zero: any), or its exceptions
-// with flags RTM_F_CLONED. Since Linux 5.0 the kernel leaves others out; an older one sends all.
-// Of several routes with the same Key the first counts, as in the kernel. Stand-ins are included.
+// with flags RTM_F_CLONED. Since Linux 4.20 the kernel leaves out other routes; an older one sends
+// all, and dumpRoutes leaves them out. Of several routes with the same Key the first counts, as in
+// the kernel. Stand-ins are included.
 func (d *Device) dumpRoutes(family, proto uint8, flags uint32) (routes []rtnl.Route, err error) {
 	req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
 	req.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: family, Protocol: proto, Flags: flags}})
@@ -222,8 +225,8 @@ func isTemp(r rtnl.Route) bool {
 	return r.Protocol == rtnl.Protocol && (r.Metric == tempMetric || r.Dst.Addr().Is6() && r.Metric != hostMetric)
 }
 
-// dump runs a dump, again while the kernel interrupts it, at most dumpTries times. reset forgets
-// the results of an earlier try.
+// dump runs a dump, and repeats it if the kernel's tables changed meanwhile, up to dumpTries times
+// in all. reset forgets the results of an earlier try.
 func (d *Device) dump(req *nl.NetlinkRequest, typ uint16, reset func(), f func([]byte)) error {
 	for try := 1; ; try++ {
 		reset()
@@ -316,9 +319,9 @@ func (d *Device) writeSysctl(path, value string) error {
 func (d *Device) inNamespace(f func() error) error { return InNamespace(d.ns, f) }
 
 // AddAddr puts an address with its prefix length on the device. It is no error if the address is
-// there already. For IPv6 it tells the kernel to do no DAD. The kernel does none on a TUN anyway,
-// but would call the address tentative until a work queue runs, and send from another one
-// meanwhile. See [Device.WaitAddr].
+// there already. For IPv6, AddAddr asks the kernel to do no DAD. The kernel does none on a TUN
+// anyway, but without that flag it would call the address tentative until a work queue runs, and
+// send from another address meanwhile. See [Device.WaitAddr].
 func (d *Device) AddAddr(p netip.Prefix) error {
 	a := addrFor(p)
 	if p.Addr().Is6() {
@@ -347,8 +350,9 @@ func (d *Device) RemoveGenerated() error {
 	return nil
 }
 
-// WaitAddr waits until the kernel receives packets to an address that was added, at most patience.
-// For IPv6 the same work queue has to run first. It reports whether the kernel does.
+// WaitAddr waits, for at most patience, until the kernel receives packets to an address that
+// AddAddr put on the device. It reports whether the kernel does. For IPv6 a work queue of the
+// kernel has to run first.
 func (d *Device) WaitAddr(a netip.Addr, patience time.Duration) bool {
 	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
 		if routes, err := d.h.RouteGet(a.AsSlice()); err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL {
@@ -360,7 +364,7 @@ func (d *Device) WaitAddr(a netip.Addr, patience time.Duration) bool {
 	}
 }
 
-// DelAddr removes an address. ErrNotFound if it is not there.
+// DelAddr removes an address. The error is ErrNotFound if it is not there.
 func (d *Device) DelAddr(p netip.Prefix) error {
 	err := d.h.AddrDel(d.link(), addrFor(p))
 	switch {

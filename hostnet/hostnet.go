@@ -1,14 +1,14 @@
 // Package hostnet is the kernel's view of one network device, by netlink:
 // its addresses, its routes with their MTUs, the multicast groups joined on it.
 //
-// It decides nothing. It applies the [rtnl.Route] values it is given and reports what
-// is there: first everything, as a [rtnl.Resync] event, then each change. Which route
-// gets which MTU is for others to say.
+// It decides nothing. It applies the [rtnl.Route] values that its caller gives, and reports what is
+// there: first everything, as a [rtnl.Resync] event, then each change. Which route gets which MTU
+// is the caller's decision.
 //
-// Only routes that the kernel or we made are shown. Which route a packet takes is the
-// kernel's to say: [Device.Lookup] asks it, and [rtnl.Rerouted] events tell when to ask
-// again. No notification comes for net.ipv4.fib_multipath_hash_policy and its like, nor
-// for proxy neighbors ([Device.Proxies]).
+// Its events have only routes that the kernel or we made. The kernel decides which route a packet
+// takes: [Device.Lookup] asks it, and after an [rtnl.Rerouted] event it must be asked again. The
+// kernel sends no notification of changes of net.ipv4.fib_multipath_hash_policy and its like, nor
+// of proxy neighbors ([Device.Proxies]).
 //
 // A device belongs to the network namespace of the thread that called [Open]; so do all
 // later calls on it, from any goroutine. Those that write below /proc/sys enter that
@@ -27,7 +27,7 @@ var ErrNotFound = rtnl.ErrNotFound
 // ErrEnter is returned when the thread may not enter a network namespace.
 var ErrEnter = errors.New("hostnet: cannot enter the network namespace")
 
-// ErrExists is returned when somebody else's route stands where ours should.
+// ErrExists is returned when somebody else's route is in the place of ours.
 var ErrExists = rtnl.ErrExists
 
 var errClosed = errors.New("hostnet: closed")

@@ -20,8 +20,8 @@ const lookupTimeout = 2 * time.Second
 // lookupStale is how many answers to earlier requests are skipped in one Lookup.
 const lookupStale = 16
 
-// lookupTries bounds how often one Lookup asks the same. Beside a program that only adds and
-// removes a route, a second try was too few once in 250,000 lookups.
+// lookupTries bounds how often one Lookup repeats a question. While another program did nothing but
+// add and remove a route, two tries did not suffice once in 250,000 lookups.
 const lookupTries = 8
 
 // A Resolver asks the kernel for routes, on a socket of its own: a dump or a change
@@ -79,7 +79,7 @@ func (l *Resolver) Close() {
 // another route leads there (fib6_info_hold_safe in net/ipv6/route.c). So if IPv6 has no route,
 // Lookup asks again, up to lookupTries times in all.
 //
-// Only TCP, UDP and ICMP are named as protocol: the kernel refuses others
+// The question names the protocol only if it is TCP, UDP or ICMP: the kernel refuses others
 // (rtm_getroute_parse_ip_proto in net/ipv4/fib_frontend.c).
 func (l *Resolver) Lookup(q rtnl.Query) (rtnl.Answer, error) {
 	l.mu.Lock()
@@ -104,7 +104,8 @@ func (l *Resolver) Lookup(q rtnl.Query) (rtnl.Answer, error) {
 // Lookup asks as [Resolver.Lookup] does, in the network namespace of the device.
 func (d *Device) Lookup(q rtnl.Query) (rtnl.Answer, error) { return d.look.Lookup(q) }
 
-// whyNot returns the answer if err is one.
+// whyNot returns the answer that err stands for. If err is no answer, or the source is no address
+// of this host, it returns an error.
 func (l *Resolver) whyNot(q rtnl.Query, err error) (a rtnl.Answer, _ error) {
 	no, ok := errors.AsType[unix.Errno](err)
 	if !ok {
@@ -122,8 +123,9 @@ func (l *Resolver) whyNot(q rtnl.Query, err error) (a rtnl.Answer, _ error) {
 	return a, nil
 }
 
-// whyNot has the errors that are answers: those of a lookup that finds no route or a route of such
-// a type (fib_props in net/ipv4/fib_semantics.c, ip6_rt_type_to_error in net/ipv6/route.c).
+// whyNot maps the errors that are answers to a type of route. A lookup ends with them if it finds
+// no route, or a route of that type (fib_props in net/ipv4/fib_semantics.c, ip6_rt_type_to_error in
+// net/ipv6/route.c).
 var whyNot = map[unix.Errno]rtnl.RouteType{
 	unix.ENETUNREACH:  rtnl.Unreachable,
 	unix.EHOSTUNREACH: rtnl.Unreachable,
@@ -301,8 +303,9 @@ type routeHop struct {
 	via            netip.Addr
 }
 
-// hopThrough chooses one of the hops in b, an RTA_MULTIPATH, by the device that q names. Flows
-// spread over the hops by their weights, and a flow keeps its hop.
+// hopThrough chooses one of the hops in b, an RTA_MULTIPATH, that leave by the device q.Through and
+// are usable. A hash of the destination and source addresses spreads packets over the hops by their
+// weights, so a flow keeps its hop.
 func hopThrough(b []byte, q rtnl.Query) (h routeHop, ok bool) {
 	var hops []routeHop
 	sum := 0

@@ -32,7 +32,8 @@ func OpenNamespace(nameOrPath string) (netns.NsHandle, error) {
 	if err != nil {
 		return ns, fmt.Errorf("open network namespace %s: %w", nameOrPath, err)
 	}
-	// Any other file would be found out by entering it, in words that explain nothing.
+	// Without this check, any other file would fail only when a thread enters it, with an error
+	// that explains nothing.
 	kind, err := unix.IoctlRetInt(int(ns), nsGetType)
 	if err != nil || kind != unix.CLONE_NEWNET {
 		ns.Close()

@@ -63,14 +63,14 @@ func (d *Device) Conf() (c rtnl.Conf, err error) {
 
 // A Notice says what may have changed.
 type Notice struct {
-	Conf   bool // the result of [Device.Conf]; the kernel does not tell of changes of arp_ignore
+	Conf   bool // the result of [Device.Conf]; the kernel sends nothing if arp_ignore changes
 	Groups bool // the result of [Device.Groups]
 }
 
-// Notices waits for changes that [Device.Events] does not tell of: of sysctls (RTM_NEWNETCONF) and
-// of multicast groups. Where net.ipv4.igmp_link_local_mcast_reports is 0, programs join some
-// groups without a packet on the link. Where the kernel does not tell of groups, they are read
-// once a second.
+// Notices waits for changes that [Device.Events] does not report: those of sysctls (RTM_NEWNETCONF)
+// and of multicast groups. A program can join a group without a packet on the link: a link-local
+// IPv4 group, where net.ipv4.igmp_link_local_mcast_reports is 0. If the kernel sends no
+// notification of groups, Notices reads them once a second.
 type Notices struct {
 	d      *Device
 	closed atomic.Bool
@@ -96,7 +96,7 @@ func (d *Device) Notices() (*Notices, error) {
 			}
 			return err
 		}
-		// A socket without an address counts for the kernel as its own.
+		// The kernel takes a socket without an address for one of its own.
 		err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
 		if err := errors.Join(err, join(unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF)); err != nil {
 			unix.Close(fd)
@@ -200,7 +200,8 @@ func (n *Notices) parse(got *Notice, b []byte) {
 	}
 }
 
-// readNotice returns what a message tells of the device with this index.
+// readNotice reports whether a message is about the sysctls, or about the groups, of the device
+// with this index.
 func readNotice(m *syscall.NetlinkMessage, index int) (conf, groups bool) {
 	const netconfHeader = 4  // struct netconfmsg, padded
 	const netconfIfindex = 1 // NETCONFA_IFINDEX

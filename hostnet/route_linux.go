@@ -20,11 +20,12 @@ import (
 // Route of an Event or Snapshot with other MTU and AdvMSS; the rest is kept. If the route is not
 // there, it is added.
 //
-// The kernel's own replace is not used: it replaces the first route with this destination and
-// metric, whatever its device. To correct our fe80::/64 or ff00::/8 would then take away another
-// interface's. At no moment does the next best route count. For IPv4 the new route is added before
-// the old one is removed. For IPv6, where two routes cannot differ in metrics alone, a stand-in
-// serves meanwhile. Neither the stand-in nor the removal is reported as an Event.
+// SetRoute does not use the kernel's own replace. That replaces the first route with this
+// destination and metric, whatever its device, so a correction of our fe80::/64 or ff00::/8 could
+// remove another interface's route. At no moment do packets take the next best route. For IPv4 the
+// new route is added before the old one is removed. For IPv6, where two routes cannot differ in
+// metrics alone, a stand-in serves meanwhile. Neither the stand-in nor the removal is reported as
+// an Event.
 func (d *Device) SetRoute(r rtnl.Route) error {
 	d.setMu.Lock()
 	defer d.setMu.Unlock()
@@ -45,8 +46,8 @@ func (d *Device) SetRoute(r rtnl.Route) error {
 	if err := d.route(unix.RTM_DELROUTE, 0, old); err != nil && !isAbsent(err) {
 		return wrapRoute("replace", r, err)
 	}
-	// For IPv4 the first route was removed. If that was the new one, because another device's route
-	// was in its place, it is added now.
+	// For IPv4 the kernel removed the first such route of the device: the old one, or the new one
+	// if only another device's route was there before. In that case this adds the new one again.
 	return wrapRoute("replace", r, d.append(r))
 }
 
@@ -60,8 +61,9 @@ func (d *Device) append(r rtnl.Route) error {
 	return err
 }
 
-// betterThan returns the metric of a stand-in for an IPv6 route with this metric. The stand-in
-// comes before that route, and after all routes that came before it.
+// betterThan returns the metric of a stand-in for an IPv6 route with this metric: one less, so the
+// kernel prefers the stand-in to that route, and to no route that it preferred before. If one less
+// is 0 or hostMetric, which a stand-in cannot have, it returns tempMetric.
 func betterThan(metric uint32) uint32 {
 	if metric <= 1 || metric-1 == hostMetric { // zero stands for the default
 		return tempMetric
@@ -69,7 +71,8 @@ func betterThan(metric uint32) uint32 {
 	return metric - 1
 }
 
-// standIn adds a route like r with another metric, and returns a function that removes it.
+// standIn adds a route like r with another metric and our protocol, and returns a function that
+// removes that route.
 func (d *Device) standIn(r rtnl.Route, metric uint32) (remove func()) {
 	r.Metric, r.Protocol = metric, rtnl.Protocol
 	if d.route(unix.RTM_NEWROUTE, unix.NLM_F_CREATE, r) != nil {
@@ -112,7 +115,7 @@ func (d *Device) AddRoute(r rtnl.Route) error {
 func (d *Device) taken(r rtnl.Route) bool {
 	q := rtnl.Query{Flow: rtnl.Flow{Dst: r.Dst.Addr()}}
 	if r.Table != rtnl.TableMain {
-		q.OIF = d.index // the table of a VRF is looked at for its devices only
+		q.OIF = d.index // the kernel looks into the table of a VRF only for its devices
 	}
 	m, ok := d.match(q)
 	return ok && m.Dst == r.Dst && m.Table == r.Table && m.Protocol != rtnl.Protocol
@@ -174,9 +177,9 @@ func (d *Device) RemoveOurs() (int, error) {
 	return removed, nil
 }
 
-// FlushExceptions makes the kernel forget the path MTUs that it has learned of destinations
-// through the device. For IPv6 it removes each. For IPv4 the only way is net.ipv4.route.flush,
-// which is for the whole namespace. It is used only if there is such a path MTU.
+// FlushExceptions makes the kernel forget the path MTUs that it has learned of destinations through
+// the device. For IPv6 it removes each. For IPv4 there is only net.ipv4.route.flush, which flushes
+// those of the whole namespace. It is used only if the device has such a path MTU.
 func (d *Device) FlushExceptions() error {
 	routes, err := d.dumpRoutes(unix.AF_INET, 0, unix.RTM_F_CLONED)
 	if err != nil {

@@ -66,7 +66,7 @@ func parseRule(b []byte) (m ruleMsg, err error) {
 }
 
 // attrFields returns the fields of a packet that a rule with this attribute looks at. An unknown
-// attribute may be a selector of a newer kernel.
+// attribute may be a selector of a newer kernel, and counts as one of the source.
 func attrFields(typ int) rtnl.Fields {
 	const (
 		ipProto, sports, dports    = 22, 23, 24
@@ -215,7 +215,8 @@ func (d *Device) sourced() (found bool, err error) {
 	return found, nil
 }
 
-// isSourced reports whether the body of a route message is of such a route.
+// isSourced reports whether b, the body of a route message, is a route that only packets of one
+// source or DSCP take. A learned path MTU is none.
 func isSourced(b []byte) bool {
 	return len(b) >= unix.SizeofRtMsg && (b[2] != 0 || b[3] != 0) &&
 		binary.NativeEndian.Uint32(b[8:])&unix.RTM_F_CLONED == 0

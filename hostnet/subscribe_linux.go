@@ -9,7 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// eventBatch is how many datagrams are read before the reader of Events is told of them.
+// eventBatch bounds the datagrams that one receive reads. Then the reader of Events gets their
+// Rerouted events.
 const eventBatch = 64
 
 // maxEvent is a size in octets that no notification of the kernel exceeds.
@@ -58,8 +59,9 @@ func (s *subscription) setBuffer(octets int) {
 
 func (s *subscription) close() error { return s.file.Close() }
 
-// receive waits for notifications, at most wait if that is not zero, and calls f for each that is
-// there. The message is valid until f returns. The error is EAGAIN after wait, else the system's.
+// receive waits for notifications, at most wait if that is not zero. It calls f for each message
+// that is there, of at most eventBatch datagrams. The message is valid until f returns. The error
+// is EAGAIN after wait, else the system's.
 func (s *subscription) receive(wait time.Duration, f func(*message)) error {
 	var deadline time.Time
 	if wait != 0 {

@@ -8,8 +8,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// OwnThread runs f on an OS thread that ends with f, so that nobody else gets into the network
-// namespace in which f puts it. It never uses the process's first thread: that does not end, and
+// OwnThread runs f on an OS thread that ends with f. So no other goroutine gets into a network
+// namespace that f enters. It never uses the process's first thread: that does not end, and
 // /proc/PID/net and nsenter(1) show its namespace.
 func OwnThread(f func() error) error {
 	done := make(chan error, 1)

@@ -21,8 +21,8 @@ const (
 	// also waits for scanRest times the duration of the one before.
 	scanEvery = time.Second
 	scanRest  = 10
-	// reroutedBound is from how many waiting events on Rerouted ones merge, so that they leave room
-	// for others.
+	// reroutedBound bounds the events that wait when a Rerouted event is sent. With more, the
+	// Rerouted ones merge into one, so that other events still fit.
 	reroutedBound = EventBound / 2
 )
 
@@ -42,7 +42,7 @@ type addrKey struct {
 
 func keyOf(a rtnl.Addr) addrKey { return addrKey{a.Prefix, a.Peer} }
 
-// A mirror is the state that the reader of Events has been told.
+// A mirror is the state of the device as the events so far describe it to their reader.
 type mirror struct {
 	link   rtnl.Link
 	addrs  map[addrKey]rtnl.Addr
@@ -75,8 +75,8 @@ func (m *mirror) remove(k rtnl.Key) {
 	}
 }
 
-// A watcher is the state of one watch. When single events do not tell the whole truth, it notes
-// doubt, and everything is read anew.
+// A watcher is the state of one watch. Where the kernel's messages do not tell the whole truth, it
+// sets doubt, and everything is read anew.
 type watcher struct {
 	*Device
 	m     mirror
@@ -88,7 +88,7 @@ type watcher struct {
 	since time.Time
 
 	batch   []netip.Prefix // destinations rerouted and not yet told; at most eventBatch
-	early   bool           // the kernel may not have finished what it has told of
+	early   bool           // the kernel may not have finished the changes that it has notified us of
 	all     bool           // all destinations are rerouted, not yet told
 	unnamed bool           // with all: routes are among the causes
 
@@ -180,7 +180,7 @@ func (w *watcher) fields() rtnl.Fields {
 
 func (w *watcher) message(m *message) {
 	switch m.typ {
-	case unix.RTM_NEWROUTE, unix.RTM_NEWRULE, unix.RTM_DELRULE: // the kernel has done these when it tells
+	case unix.RTM_NEWROUTE, unix.RTM_NEWRULE, unix.RTM_DELRULE: // the kernel finishes these before it notifies
 	case unix.RTM_DELROUTE:
 		w.early = w.early || len(m.data) > 0 && m.data[0] == unix.AF_INET
 	default:
@@ -264,9 +264,9 @@ func (w *watcher) linkMessage(m *message) {
 // reroute notes that packets to a route's destinations may have another next hop.
 //
 // Changes of our own are not noted. Routes of ours lead where packets went before, and so does a
-// route of the kernel's that we gave other metrics: its removal and addition come back with our
-// port. If they were told, the reader would ask anew, set metrics, be told, and so on without end.
-// Others' changes are always noted.
+// route of the kernel's that we gave other metrics: the messages of its removal and addition have
+// our port. If they were reported, the reader would look up the route and set metrics again, which
+// would be reported, and so on without end. Others' changes are always noted.
 func (w *watcher) reroute(m *message, r *routeMsg) {
 	if r.Protocol == rtnl.Protocol || m.pid == w.pid {
 		return
@@ -288,9 +288,10 @@ func (w *watcher) reroute(m *message, r *routeMsg) {
 	}
 }
 
-// tellRerouted tells what reroute noted, if the reader keeps up. If not, it notes that all
-// destinations are rerouted. When all are rerouted for another cause, the prefixes of routes are
-// told too, because the reader does more for a route.
+// tellRerouted sends a Rerouted event for each prefix that reroute noted, if the reader keeps up.
+// If not, it notes that all destinations are rerouted. For all, it sends one event when the reader
+// has caught up. If their only cause was no route, the events of the prefixes are sent too, because
+// the reader does more for a route.
 func (w *watcher) tellRerouted() {
 	for _, p := range w.batch {
 		if w.unnamed || len(w.events) >= reroutedBound {
@@ -307,8 +308,8 @@ func (w *watcher) tellRerouted() {
 	}
 }
 
-// tellFields tells that rules changed, after they have been read anew, or that other fields count.
-// It waits for room in the channel.
+// tellFields sends a Rules event if rules changed and have been read anew, or if other fields
+// decide. If the channel is full, a later call sends it.
 func (w *watcher) tellFields() {
 	if f := w.fields(); (f != w.told || w.ruled && !w.rules) && len(w.events) < cap(w.events) {
 		w.told, w.ruled = f, false
@@ -354,8 +355,9 @@ func (w *watcher) routeMessage(m *message, r *routeMsg) {
 	old, known := w.m.routes[r.Key()]
 	if m.typ == unix.RTM_DELROUTE {
 		if m.pid == w.pid {
-			// We removed it: SetRoute adds another in its place. If the removal were told, the reader
-			// would set the route again, and so on without end. The dump shows if no route has come.
+			// We removed it: SetRoute adds another in its place. If the removal were reported, the
+			// reader would set the route again, and so on without end. The dump shows if no route
+			// has come.
 			w.doubt = true
 			return
 		}
@@ -427,7 +429,7 @@ func (w *watcher) goneRoute(k rtnl.Key) {
 	}
 }
 
-// emit tells one change if the channel has room. If not, a Resync follows.
+// emit sends the event of one change if it fits the channel. If not, a Resync follows.
 func (w *watcher) emit(ev rtnl.Event) {
 	if w.lost {
 		return // the Resync will say it
@@ -440,7 +442,8 @@ func (w *watcher) emit(ev rtnl.Event) {
 	}
 }
 
-// refresh reads anew what is due, and tells it.
+// refresh reads anew what is due, and sends the events of what has changed. What it cannot read, or
+// cannot send because the channel is full, stays due.
 func (w *watcher) refresh() {
 	w.since = time.Time{}
 	if w.rules {

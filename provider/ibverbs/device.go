@@ -38,7 +38,7 @@ import (
 	"ipoibcm/verbs/events"
 )
 
-// Built says whether this program has libibverbs.
+// Built is true if this program was built with libibverbs.
 const Built = true
 
 const (
@@ -257,7 +257,8 @@ func (d *Device) queryCaps() error {
 	return nil
 }
 
-// openCM registers for the port's CM messages. If another process has them, it notes the error.
+// openCM registers for the port's CM messages. If that fails, for example because another process
+// has them, it keeps the error for MADError.
 func (d *Device) openCM() {
 	var keys [4]uint64
 	for i := range keys {
@@ -326,8 +327,8 @@ func pollable(fd int, name string) (*os.File, error) {
 	return nil, fmt.Errorf("poll %s: %w", name, err)
 }
 
-// readGIDs reads the GID table, without the entries whose address the underlay does not have or
-// cannot use yet. soon says that more entries will come.
+// readGIDs reads the GID table. On Ethernet it leaves out the entries whose address the underlay
+// does not have or cannot use yet. soon is true if it expects more entries.
 func (d *Device) readGIDs() (all []gidEntry, soon bool, err error) {
 	buf := make([]C.struct_shim_gid, maxGIDs)
 	n := int(C.shim_gids(d.ctx, &buf[0], maxGIDs))

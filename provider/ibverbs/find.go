@@ -10,8 +10,8 @@ import (
 	"github.com/Mellanox/rdmamap"
 )
 
-// findDevice returns the name of the RDMA device of a network device. rdmamap knows most. The GIDs
-// of a VLAN are in the table of the RDMA device below it, so deviceByGIDs finds that.
+// findDevice returns the name of the RDMA device of a network device. rdmamap finds most. The GIDs
+// of a VLAN are in the table of the RDMA device below the VLAN, and deviceByGIDs finds that device.
 func findDevice(netdev string) (string, error) {
 	if name, err := rdmamap.GetRdmaDeviceForNetdevice(netdev); err == nil && name != "" {
 		return name, nil

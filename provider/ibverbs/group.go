@@ -92,7 +92,7 @@ func (m *memberships) close() {
 }
 
 // joinGroup returns a socket that is a member of mgid on a network device. The socket is not bound,
-// so no packet comes to it.
+// so it receives no packets.
 func joinGroup(mgid ib.GID, ifindex int) (fd int, err error) {
 	family := unix.AF_INET6
 	if mgid.Is4() {

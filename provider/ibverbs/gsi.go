@@ -25,8 +25,8 @@ const (
 	sidrServeAt  = 40 // of a SIDR_REQ
 )
 
-// maxCommIDs is how many of our communication IDs a gsi remembers with their user. It forgets the
-// oldest: messages for these go by partition.
+// maxCommIDs bounds the communication IDs that a gsi remembers with their user. It forgets the
+// oldest first. Messages with a forgotten ID go to a user in their partition.
 const maxCommIDs = 1 << 16
 
 // A cmView holds the functions by which a gsi asks one of its users.
@@ -62,7 +62,8 @@ type gsiUser struct {
 
 var _ verbs.MADPort = (*gsiUser)(nil)
 
-// shareMADs adds a user of QP 1 to the port behind node. The first user opens it.
+// shareMADs adds a user of QP 1 of the port whose umad node is node. The first user's call opens QP
+// 1 with open.
 func shareMADs(node string, open func(gids func() gidTable, pkeys func() []ib.PKey) (*madPort, error),
 	v cmView) (*gsiUser, error) {
 	shared.Lock()
@@ -94,7 +95,7 @@ func (g *gsi) add(v cmView) *gsiUser {
 	return u
 }
 
-// gids and pkeys are those of the port. Any user can tell them, so the first is asked.
+// gids and pkeys return the tables of the port, as the first user has them.
 func (g *gsi) gids() gidTable {
 	if u := g.first(); u != nil {
 		return u.cmView.gids()
@@ -171,9 +172,10 @@ func (g *gsi) give(m *verbs.MAD) {
 	}
 }
 
-// userOf returns the user that a message is for. An answer goes by our communication ID in it, a
-// REQ or SIDR_REQ by the UD QP in its service ID. If that names no user, the message goes by
-// partition, else to the first user.
+// userOf returns the user that gets a message. For a REQ or SIDR_REQ, that is the user with the UD
+// QP that the service ID names. For another message, it is the user of our communication ID in it.
+// If there is no such user, the message goes to the first user in its partition, else to the first
+// user of all.
 func (g *gsi) userOf(m *verbs.MAD) *gsiUser {
 	var u *gsiUser
 	switch id := binary.BigEndian.Uint32; attrOf(m) {

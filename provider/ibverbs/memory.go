@@ -13,9 +13,9 @@ import (
 	"ipoibcm/verbs/regions"
 )
 
-// A region is memory that the device may use. It is pinned memory of Go: its pages belong to the
-// kernel until free, and C and peers use its address. Its use after the device was closed is
-// harmless.
+// A region is memory that the device may use. It is Go memory, and pinned: until free the kernel
+// holds its pages, and C and peers use its address. To use the memory after the device was closed
+// does no harm.
 type region struct {
 	mr  *C.struct_ibv_mr
 	pin runtime.Pinner

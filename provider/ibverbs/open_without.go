@@ -4,7 +4,7 @@ package ibverbs
 
 import "ipoibcm/verbs"
 
-// Built says whether this program has libibverbs.
+// Built is true if this program was built with libibverbs.
 const Built = false
 
 // Open always fails with [ErrNotBuilt].

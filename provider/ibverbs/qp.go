@@ -259,9 +259,9 @@ func (q *qp) PostSend(wrs []verbs.SendWR) (taken int, err error) {
 	return inBatches(wrs, q.send.room, q.sendSome)
 }
 
-// inBatches calls post for one part of wrs after another, each of at most batchLen requests and no
-// more than there is room for, until post returns an error. It returns how many requests were
-// taken.
+// inBatches posts wrs in parts, each of at most batchLen and at most room() requests, until post
+// returns an error. If no more requests fit the queue, the error is [verbs.ErrQueueFull]. taken is
+// the number of requests that post took.
 func inBatches[WR any](wrs []WR, room func() int, post func([]WR) (int, error)) (taken int, err error) {
 	for taken < len(wrs) && err == nil {
 		free := room()
@@ -432,7 +432,9 @@ func (q *qp) flush() {
 	}
 }
 
-// failed handles a completion without success: it finds out whether the QP has gone to ERR.
+// failed handles a completion without success. If only the send queue of a UD or UC QP has failed,
+// it moves the QP back to RTS. If the QP is in ERR, or is an RC QP, which goes there, it notes ERR
+// and sends the user a QPFatal event.
 func (q *qp) failed(sent bool, status verbs.Status) {
 	if q.known() == verbs.StateError || q.known() == verbs.StateReset {
 		return
@@ -476,8 +478,8 @@ func (q *qp) died(status verbs.Status, text string) bool {
 	}
 }
 
-// commEst tells the user of the first packet in RTR, once. rdma_rxe has no such event, so receives
-// call it too.
+// commEst sends the user one CommEst event, for the first packet in RTR. rdma_rxe has no such
+// event, so receives call commEst too.
 func (q *qp) commEst() {
 	if q.transport != ib.UD && q.known() == verbs.StateRTR && !q.comm.Swap(true) {
 		q.dev.events.Tell(verbs.Event{Kind: verbs.CommEst, QPN: q.qpn})

@@ -4,8 +4,8 @@ import (
 	"ipoibcm/verbs"
 )
 
-// Kinds of queues in the IDs of work requests that libibverbs sees. A completion that failed tells
-// neither its queue nor its operation, and its QPN may have been given out again. So each ID has
+// Kinds of queues in the IDs of work requests that libibverbs sees. A completion that failed has
+// neither its queue nor its operation, and its QPN may belong to a new QP by now. So each ID has
 // the kind of queue, the generation or number of the queue, and the place in it.
 //
 //	bits 62..63  idSend, idRecv, idShared

@@ -246,8 +246,8 @@ func number(dir, name string) uint64 {
 	return n
 }
 
-// KernelIPoIB returns the names of the kernel's own IPoIB interfaces on a port and partition. If
-// the port leaves a group, they have left it too.
+// KernelIPoIB returns the names of the kernel's own IPoIB interfaces on a port and partition. They
+// share the port's memberships: a group that the port leaves is lost to them too.
 func KernelIPoIB(device string, port int, pkey ib.PKey) []string {
 	return kernelIPoIB(classNet, device, port, pkey)
 }

@@ -201,7 +201,7 @@ func ioctl(fd int, cmd, arg uintptr) error {
 func (m *madPort) MADs() <-chan *verbs.MAD { return m.in }
 
 // SendMAD implements [verbs.MADPort]. A goroutine writes the MAD, because the kernel may have to
-// resolve the destination first.
+// resolve the destination first. If madQueue MADs wait already, SendMAD drops and counts this one.
 func (m *madPort) SendMAD(d *verbs.MAD) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -65,8 +65,8 @@ func newMonitor() (*monitor, error) {
 	return m, nil
 }
 
-// addresses returns, as GIDs, the addresses of a network device that can be used. tentative says
-// that others may become usable soon.
+// addresses returns, as GIDs, the addresses of a network device that can be used. tentative is true
+// if others may become usable soon.
 func (m *monitor) addresses(ifindex int) (gids []ib.GID, tentative bool, err error) {
 	link := &netlink.Device{LinkAttrs: netlink.LinkAttrs{Index: ifindex}}
 	for range dumpRetries {
