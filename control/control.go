@@ -20,8 +20,8 @@ const Version = 2 // 2: a Route has next_hop where it had prefix and gateway
 
 // The paths of the API, all GET.
 const (
-	// PathStatus takes ?peer=&limit=&after=, which choose from its peers. The next three take them too,
-	// for their lists ([Page]).
+	// PathStatus takes ?peer=&limit=&after=, which choose from its peers. PathConns, PathNeigh and
+	// PathRoutes take them too, for their lists ([Page]).
 	PathStatus  = "/v1/status"
 	PathConns   = "/v1/conns"
 	PathNeigh   = "/v1/neigh"
@@ -30,14 +30,14 @@ const (
 	PathStats   = "/v1/stats"
 	PathMembers = "/v1/members"
 	PathExplain = "/v1/explain" // ?ip=ADDRESS
-	// PathEvents takes ?since=DURATION. It is newline-delimited Events, past ones first, until the
+	// PathEvents takes ?since=DURATION. The answer is newline-delimited Events, past ones first, until the
 	// client leaves.
 	PathEvents     = "/v1/events"
 	PathCapture    = "/v1/capture"     // ?snap=OCTETS: pcapng, until the client leaves
 	PathPeerStatus = "/v1/peer/status" // ?ip=ADDRESS: of another host's agent, over the fabric
 	PathPeerPing   = "/v1/peer/ping"   // ?ip=ADDRESS&count=N&size=OCTETS
 	PathPeerEvents = "/v1/peer/events" // ?ip=ADDRESS&after=NUMBER
-	// PathRuntime is what the process uses after two garbage collections, when free memory has gone
+	// PathRuntime returns what the process uses after two garbage collections, when free memory has gone
 	// back to the kernel.
 	PathRuntime = "/v1/runtime"
 	PathMetrics = "/metrics" // Prometheus text
@@ -89,7 +89,7 @@ type Status struct {
 	Next    string `json:"next,omitempty"` // key of the last element, where a page ends before the list does
 }
 
-// A Protection is one part of the second line of defence.
+// A Protection is one part of the agent's sandbox.
 type Protection struct {
 	Name   string `json:"name"` // "user", "capabilities", "no_new_privs", "landlock" or "seccomp"
 	On     bool   `json:"on"`
@@ -106,8 +106,8 @@ type Interface struct {
 	Mode  string `json:"mode"`   // policy: rc, uc, auto or ud
 	MTU   int    `json:"mtu"`    // device MTU
 	UDMTU int    `json:"ud_mtu"` // largest datagram sent, octets of IP
-	// UDAccept is the largest datagram that may come, octets of IP. 0 means ud_mtu: an older agent,
-	// which has no such field.
+	// UDAccept is the largest datagram that the interface receives, octets of IP. 0 means ud_mtu: an older
+	// agent has no such field.
 	UDAccept       int       `json:"ud_accepted,omitempty"`
 	ReceiveMTU     int       `json:"receive_mtu"` // offered, encapsulation header included
 	Threads        int       `json:"threads"`     // data threads

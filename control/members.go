@@ -5,7 +5,7 @@ const (
 	MemberSelf    = "self"    // this host
 	MemberHeard   = "heard"   // it was heard within the last five minutes
 	MemberQuiet   = "quiet"   // it was heard before that
-	MemberSilent  = "silent"  // it was never heard, or never asked
+	MemberSilent  = "silent"  // it was never heard; perhaps nothing was ever sent to it
 	MemberRefused = "refused" // the setting allow does not have it
 )
 
@@ -30,7 +30,7 @@ type Members struct {
 	Link    string `json:"link,omitempty"`
 	Source  string `json:"source"`
 	ID      string `json:"id,omitempty"` // of this host at the source
-	// Copies says that broadcasts are copied to members; else the underlay has multicast.
+	// Copies is true if broadcasts are copied to members. Else the underlay has multicast.
 	Copies      bool     `json:"copies"`
 	Known       bool     `json:"known"`                 // the source has answered, now or before the start
 	Revision    uint64   `json:"revision"`              // of the source; 0 if it has none

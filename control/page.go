@@ -12,11 +12,11 @@ import (
 // MaxPage is the most elements that one page may have.
 const MaxPage = 10_000
 
-// A Page selects elements of a list. ?peer=ADDRESS selects those of one peer, by its GID or an IP address
-// of it. ?limit=N selects N elements at most, in the order of their keys as text. ?after=KEY goes on behind
-// a page whose Next was KEY. Elements with the same key are on one page, which may be longer than N for
-// that. An element that comes or goes between two pages is missed or seen once, never twice. A key is an
-// address, not an identifier of a connection.
+// A Page selects elements of a list. ?peer=ADDRESS selects those of one peer, by its GID or by an IP
+// address of the peer. ?limit=N selects at most N elements, in the order of their keys as text. ?after=KEY
+// selects those after a page whose Next was KEY. All elements with the same key are on one page, so a page
+// may have more than N. An element that is added or removed between two requests is missed or seen once,
+// never twice. A key is an address, not an identifier of a connection.
 type Page struct {
 	Peer  netip.Addr // not valid: elements of all peers
 	After string
@@ -79,27 +79,27 @@ func choose[T any](p Page, all []T, key func(*T) string, has func(*T) bool) (pag
 	return page[:n], next
 }
 
-// Select has s show the peers of a page. Their key is gid.
+// Select reduces s to the peers of a page. Their key is gid.
 func (s *Status) Select(p Page) {
 	s.Peers, s.Next = choose(p, s.Peers, func(e *Peer) string { return e.GID }, func(e *Peer) bool {
 		return p.has(e.GID) || p.has(e.Addresses...)
 	})
 }
 
-// Select has c show the connections of a page. Their key is the GID of their peer.
+// Select reduces c to the connections of a page. Their key is the GID of their peer.
 func (c *Conns) Select(p Page) {
 	c.Conns, c.Next = choose(p, c.Conns, func(e *Conn) string {
 		return e.Peer[strings.LastIndexByte(e.Peer, ' ')+1:]
 	}, func(e *Conn) bool { return p.has(e.Peer) })
 }
 
-// Select has n show the entries of a page. Their key is ip.
+// Select reduces n to the entries of a page. Their key is ip.
 func (n *Neighbours) Select(p Page) {
 	n.Neighbours, n.Next = choose(p, n.Neighbours, func(e *Neighbour) string { return e.IP },
 		func(e *Neighbour) bool { return p.has(e.IP, e.LinkAddr) })
 }
 
-// Select has r show the next hops of a page. Their key is next_hop.
+// Select reduces r to the next hops of a page. Their key is next_hop.
 func (r *Routes) Select(p Page) {
 	r.Routes, r.Next = choose(p, r.Routes, func(e *Route) string { return e.NextHop },
 		func(e *Route) bool { return p.has(e.NextHop, e.Peer) })

@@ -26,8 +26,8 @@ type PeerStatus struct {
 	Status  Status   `json:"status"`
 }
 
-// A PeerPing is the times of calls to another host's agent: of NULL, or of ECHO with Size octets, which
-// came back the same.
+// A PeerPing has the times of calls to another host's agent: of NULL, or of ECHO with Size octets, which
+// the agent returned unchanged.
 type PeerPing struct {
 	Version int       `json:"version"`
 	Path    PeerPath  `json:"path"`

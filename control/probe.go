@@ -8,8 +8,8 @@ type MPAProbe struct {
 	Remote  string `json:"remote,omitempty"`
 	Outcome string `json:"outcome"` // "established", "rejected" or "failed"
 
-	// Frames are the startup frames in the order in which they went; a fallback
-	// has two requests.
+	// Frames are the startup frames in the order in which they were sent or received; a fallback has two
+	// requests.
 	Frames []MPAFrame `json:"frames"`
 	// Settled is what the two ends have agreed on; nil unless the outcome is "established".
 	Settled *MPASettled `json:"settled,omitempty"`
@@ -79,7 +79,7 @@ type RPCProbe struct {
 	Transport string `json:"transport"` // "roce" or "iwarp"
 	Outcome   string `json:"outcome"`   // "answered", "refused" (connected, and the program said no) or "failed"
 
-	// Sent and Received are the private data of the two ends; octets and what they mean.
+	// Sent and Received are our private data and the peer's: the octets and their meaning.
 	Sent     *RPCPrivate `json:"sent,omitempty"`
 	Received *RPCPrivate `json:"received,omitempty"`
 
@@ -89,7 +89,8 @@ type RPCProbe struct {
 	Agreed  int `json:"agreed"`
 	Refused int `json:"refused,omitempty"`
 
-	// SendInline and RecvInline are the largest messages that hold now, in octets.
+	// SendInline and RecvInline are the inline thresholds in force, in octets: of messages to the peer, and
+	// from it.
 	SendInline int  `json:"send_inline"`
 	RecvInline int  `json:"recv_inline"`
 	RemoteInv  bool `json:"remote_invalidation"` // replies may invalidate a handle of their call
@@ -112,8 +113,8 @@ type RPCProbe struct {
 // An RPCPrivate is the private data of one end (RFC 8797).
 type RPCPrivate struct {
 	Hex string `json:"hex"` // the whole field, but for zeros at its end
-	// At is where its RFC 8797 message begins; negative: there is none, and what
-	// follows are the defaults.
+	// At is the offset of its RFC 8797 message. Negative means that there is none; then the fields below
+	// have the defaults.
 	At        int  `json:"at"`
 	SendSize  int  `json:"send_size"` // octets
 	RecvSize  int  `json:"recv_size"` // octets

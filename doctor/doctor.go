@@ -358,7 +358,7 @@ func owner(who, rdma string) string {
 	return "the kernel or a process that cannot be seen from here"
 }
 
-// provider catches what the checks before do not explain.
+// provider fails if opening the provider failed for a reason that no earlier check has.
 func (e *exam) provider() {
 	f := e.f
 	switch {

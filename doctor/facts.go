@@ -6,7 +6,7 @@ import (
 	"ipoibcm/ib"
 )
 
-// An InfiniBandPort is what the kernel says of a port, and the P_Key that run was told.
+// An InfiniBandPort is the state of a port as the kernel reports it, and the P_Key of the configuration.
 type InfiniBandPort struct {
 	Device     string
 	Port       int
@@ -20,7 +20,7 @@ type InfiniBandPort struct {
 // Facts are what was found on a host, for a configuration that run would accept. An error text is empty
 // where there was no error.
 type Facts struct {
-	// What run was told.
+	// From the configuration of run.
 	Name, Underlay, Provider string
 	UDMTU                    int    // zero: what one frame of the underlay carries
 	GID                      ib.GID // zero: the default
@@ -49,7 +49,7 @@ type Facts struct {
 
 	Device    *Device // the underlay; nil if there is no such device
 	DeviceErr string
-	// InfiniBand is the port that run was told of in place of an underlay; nil if there is none.
+	// InfiniBand is the port that the configuration has in place of an underlay; nil if there is none.
 	InfiniBand *InfiniBandPort
 
 	// The provider, opened as run opens it.
@@ -68,8 +68,8 @@ type Facts struct {
 	LocalGuard Answer
 	LocalErr   string
 
-	// Rules are the rules of the host's firewall. If they cannot be read, Rules is nil and RulesErr
-	// says why. User is the name and the uid that open the daemon's sockets: root if `user` is
+	// Rules are the rules of the host's firewall. If they cannot be read, Rules is nil and RulesErr says
+	// why. User is the name and the uid of the user as whom the daemon opens its sockets: root if `user` is
 	// configured.
 	Rules    *Ruleset
 	RulesErr string

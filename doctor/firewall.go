@@ -7,7 +7,7 @@ import (
 	"strings"
 )
 
-// A Verdict is what a firewall does with the first RoCEv2 packet of a peer.
+// A Verdict is what a firewall does with the first RoCEv2 packet from or to a peer.
 type Verdict uint8
 
 // Verdicts.
@@ -81,7 +81,8 @@ func ParseRuleset(b []byte) (*Ruleset, error) {
 	return s, nil
 }
 
-// Verdict returns what becomes of a packet, and the rule or policy that decides.
+// Verdict returns what the rules do with a packet. why is the rule or policy that drops it or may drop it;
+// empty if they accept it.
 func (s *Ruleset) Verdict(p RoCEPacket) (v Verdict, why string) {
 	var base []*nftChain
 	for _, c := range s.chains {
@@ -231,7 +232,8 @@ func (w *walk) verdict(c *nftChain, kind string, raw json.RawMessage, depth int)
 	return e
 }
 
-// vmap returns the end by a map from a key to verdicts, and how sure it is.
+// vmap returns the end that a verdict map gives, and how sure that is. The first element whose key may
+// match decides, if its verdict is an end.
 func (w *walk) vmap(c *nftChain, raw json.RawMessage, depth int) (end, truth) {
 	var m struct {
 		Key  json.RawMessage
@@ -298,7 +300,8 @@ func (w *walk) equal(left, right json.RawMessage) truth {
 	return equalTo(have, right)
 }
 
-// value returns what the packet has where a rule looks; nil if it has no such thing.
+// value returns what the packet has in the field that a rule looks at; nil if it has no such field. known
+// is false if that cannot be found out here.
 func (w *walk) value(left json.RawMessage) (v any, known bool) {
 	var l struct {
 		Payload *struct{ Protocol, Field string }

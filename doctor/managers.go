@@ -110,8 +110,8 @@ func isYes(s string) bool {
 	return slices.Contains([]string{"yes", "true", "on", "1"}, strings.ToLower(s))
 }
 
-// matchAny reports whether name fits one of the patterns; those that begin with
-// an exclamation mark rule it out.
+// matchAny reports whether name fits one of the patterns. A pattern behind an exclamation mark excludes the
+// names that fit it, and includes all others.
 func matchAny(patterns []string, name string) bool {
 	fits := false
 	for _, p := range patterns {

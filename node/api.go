@@ -1,6 +1,6 @@
-// Package node is the service of a host whose pods have interfaces of IP over
-// InfiniBand: it makes an underlay device for each, starts an agent for it, and keeps
-// agents and pods together, whatever dies first.
+// Package node is the service of a host whose pods have interfaces of IP over InfiniBand. For each pod it
+// makes an underlay device and starts an agent. It starts another agent when one has died, and ends the
+// agent of a pod that has vanished.
 //
 // Each agent is a process of its own, which goes on while the service is started anew
 // (docs/adr/0039-a-process-for-each-pod.md). What the service must know of it is in one
@@ -84,7 +84,7 @@ type Route struct {
 	MTU int          `json:"mtu,omitempty"`
 }
 
-// A GC says which attachments of a network there should be. All others of that network go.
+// A GC names the attachments of a network that should exist. The service ends all others of that network.
 type GC struct {
 	Network string `json:"network"`
 	Valid   []Key  `json:"valid"`
@@ -96,7 +96,7 @@ type Status struct {
 	Running     int `json:"running"` // those that have an agent now
 }
 
-// An answerError is what the service says of a request that failed.
+// An answerError is the body of the answer to a request that failed.
 type answerError struct {
 	Error string `json:"error"`
 }
@@ -127,7 +127,7 @@ func (c *Client) Delete(ctx context.Context, k Key) error {
 	return c.do(ctx, http.MethodDelete, pathAttachments, k.query(), nil, nil)
 }
 
-// Check returns an error that says what is wrong with an attachment.
+// Check returns an error if an attachment is not as it was made.
 func (c *Client) Check(ctx context.Context, k Key) error {
 	return c.do(ctx, http.MethodGet, pathAttachments, k.query(), nil, nil)
 }
@@ -137,7 +137,7 @@ func (c *Client) Status(ctx context.Context, master string) (s Status, err error
 	return s, c.do(ctx, http.MethodGet, pathStatus, url.Values{"master": {master}}, nil, &s)
 }
 
-// GC ends the attachments that gc does not name.
+// GC ends the attachments of network gc.Network that gc.Valid does not name.
 func (c *Client) GC(ctx context.Context, gc GC) error {
 	return c.do(ctx, http.MethodPost, pathGC, nil, gc, nil)
 }

@@ -18,7 +18,7 @@ import (
 )
 
 // makeUnderlay makes a pod's underlay: a macvlan device of the master, in this namespace. Its MAC address
-// is random, and so is the GID that is made of it. note says which setting could not be made.
+// is random, and so is the GID that is made of it. note is as in quieten.
 func makeUnderlay(master, name string) (note string, err error) {
 	parent, err := netlink.LinkByName(master)
 	if err != nil {
@@ -49,9 +49,9 @@ func makeUnderlay(master, name string) (note string, err error) {
 }
 
 // quieten turns off router advertisements and duplicate address detection for the device whose IPv6
-// settings are in dir: this host must not take routes from there, and the random address is usable without
-// a second of waiting. Where the settings are read-only both stay on, and note says so if the kernel would
-// take routes.
+// settings are in dir. This host must not take routes from the device's network, and without detection the
+// random address is usable at once, not after a second. If the settings are read-only, both stay as they
+// are, and note is a warning if the kernel would take routes.
 func quieten(dir string) (note string, err error) {
 	for _, key := range []string{"accept_ra", "accept_dad"} {
 		switch err := os.WriteFile(filepath.Join(dir, key), []byte("0"), 0); {

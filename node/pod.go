@@ -23,7 +23,7 @@ type pod struct {
 	gone bool       // it was detached
 	proc process    // the pod's agent; zero if there is none
 
-	failures int       // of the agent, one after the other
+	failures int       // to start the agent, since it was last seen alive
 	again    time.Time // the agent is not started before this time
 }
 
@@ -131,7 +131,7 @@ func (s *Service) underlay(p *pod) error {
 	return err
 }
 
-// start starts a pod's agent and waits until packets can pass.
+// start starts a pod's agent, waits until its interface is up, and adds the pod's routes.
 func (s *Service) start(ctx context.Context, p *pod) (err error) {
 	proc, ended, err := s.spawn(p)
 	if err != nil {
@@ -149,7 +149,8 @@ func (s *Service) start(ctx context.Context, p *pod) (err error) {
 	return addRoutes(p.Netns, p.IfName, p.Routes)
 }
 
-// detach undoes attach, as far as attach got. It goes on after errors.
+// detach undoes attach, as far as attach got. It goes on after errors, but keeps the pod's files if the
+// agent or the underlay is still there.
 func (s *Service) detach(p *pod) error {
 	var errs []error
 	if err := p.proc.end(stopWithin); err != nil {

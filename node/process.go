@@ -24,14 +24,15 @@ import (
 	"ipoibcm/membership"
 )
 
-// A process is an agent; the zero value is none. A PID is used again one day, but not together with the
-// time at which the process began.
+// A process identifies the process of an agent; the zero value is none. The kernel gives a PID to another
+// process one day, but never with the same start time.
 type process struct {
 	PID   int    `json:"pid,omitempty"`
 	Began string `json:"began,omitempty"` // in clock ticks since the system was started
 }
 
-// beganAt returns when a process began, as /proc/PID/stat has it; empty if there is no such process.
+// beganAt returns when a process began, as /proc/PID/stat has it. It is empty if there is no such process,
+// or if the process has ended and nobody has waited for it yet.
 func beganAt(pid int) string {
 	text, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "stat"))
 	if err != nil {
@@ -49,8 +50,8 @@ func beganAt(pid int) string {
 // alive reports whether the process still runs.
 func (p process) alive() bool { return p.PID != 0 && beganAt(p.PID) == p.Began }
 
-// end has the process say goodbye, and kills it if that takes longer than patience. The process need not be
-// our child.
+// end sends the process SIGTERM, at which it says goodbye to its peers. If it has not ended after patience,
+// end kills it. The process need not be our child.
 func (p process) end(patience time.Duration) error {
 	if p.PID == 0 {
 		return nil
@@ -79,7 +80,7 @@ func (p process) end(patience time.Duration) error {
 	return fmt.Errorf("process %d does not end", p.PID)
 }
 
-// pollEnd waits for the end of a process.
+// pollEnd waits for the end of a process, and reports whether it came within patience.
 func pollEnd(pidfd int, patience time.Duration) (bool, error) {
 	for until := time.Now().Add(patience); ; {
 		left := max(0, time.Until(until))
@@ -193,8 +194,8 @@ func agentUp(ctx context.Context, c *http.Client) (bool, error) {
 	return true, nil
 }
 
-// ours reports whether the process with that folder below /proc is of our user and in the PID namespace
-// here. Only then may we have started it.
+// ours reports whether the process whose directory below /proc is folder has our user and is in the PID
+// namespace here. Without both, we cannot have started it.
 func ours(folder, here string) bool {
 	var st unix.Stat_t
 	if err := unix.Stat(folder, &st); err != nil || st.Uid != uint32(os.Geteuid()) {
@@ -204,9 +205,9 @@ func ours(folder, here string) bool {
 	return err == nil && namespace == here
 }
 
-// agentsOf returns the processes that were started with a configuration file in dir, by that file. A
-// service that was killed may not have noted which agents it started. Any process can give itself such
-// arguments, so only those of our own user and PID namespace count.
+// agentsOf returns the processes that were started with a configuration file in dir. The keys are the paths
+// of these files. A service that was killed may not have saved which agents it started. Any process can
+// give itself such arguments, so only those of our own user and PID namespace count.
 func agentsOf(dir string) map[string]process {
 	found := map[string]process{}
 	here, _ := os.Readlink("/proc/self/ns/pid")

@@ -22,7 +22,7 @@ const (
 	stopWithin  = 3 * time.Second  // patience with an agent that says goodbye
 	lookEvery   = 2 * time.Second  // between looks for pods that vanished and agents that died
 	pollEvery   = 20 * time.Millisecond
-	maxBackoff  = 30 * time.Second // longest wait before an agent that dies again and again is started once more
+	maxBackoff  = 30 * time.Second // longest wait before the next try to start an agent that did not start
 	maxBody     = 1 << 20          // octets of a request
 )
 
@@ -108,8 +108,8 @@ func listen(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// adopt takes over what an earlier service left. An attachment in which that service was interrupted is
-// undone: whoever asked for it heard of no success.
+// adopt takes over what an earlier service left. If that service was interrupted while it attached a pod,
+// adopt detaches the pod: the plugin got no answer that it was attached.
 func (s *Service) adopt() error {
 	pods, err := s.load()
 	if err != nil {
@@ -141,7 +141,7 @@ func (s *Service) wake() {
 	}
 }
 
-// supervise ends what belongs to pods that vanished, and starts agents that died.
+// supervise ends what belongs to pods that vanished, and starts new agents for those that died.
 func (s *Service) supervise(ctx context.Context) {
 	for tick := time.NewTicker(lookEvery); ; {
 		var wg sync.WaitGroup
@@ -174,7 +174,8 @@ func (s *Service) all() (pods []*pod) {
 	return pods
 }
 
-// mend puts one attachment right.
+// mend ends an attachment if attaching was interrupted or its network namespace has gone. If only its agent
+// has ended, mend starts another. The caller holds p.mu.
 func (s *Service) mend(ctx context.Context, p *pod) {
 	log := s.log.With("container", p.ContainerID, "interface", p.IfName)
 	switch {

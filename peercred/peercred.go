@@ -1,5 +1,5 @@
-// Package peercred tells which user is at the other end of a unix socket, as the kernel says (SO_PEERCRED,
-// unix(7)), for servers that let only some users change things.
+// Package peercred finds out which user is at the other end of a UNIX socket, as the kernel knows it
+// (SO_PEERCRED, unix(7)). It is for servers that allow changes only to some users.
 package peercred
 
 import (
@@ -14,8 +14,8 @@ import (
 // userKey is the key of a client's user in the context of its requests.
 type userKey struct{}
 
-// WithUser returns ctx with the user at the other end of c. It returns ctx as it is if the kernel knows no
-// user, because c is no unix socket.
+// WithUser returns ctx with the user at the other end of c. If the kernel knows no user, because c is no
+// UNIX socket, it returns ctx unchanged.
 func WithUser(ctx context.Context, c net.Conn) context.Context {
 	s, ok := c.(syscall.Conn)
 	if !ok {

@@ -1,7 +1,7 @@
-// Package peerrpc is the RPC program that agents serve each other over the
-// fabric itself (RPC-over-RDMA, [Port] of the RDMA IP CM service), so that an
-// agent can be asked when nothing of the IP layer between the two works: its
-// number, its procedures and the XDR of what they take and return.
+// Package peerrpc is the RPC program that agents serve each other over the fabric itself
+// (RPC-over-RDMA, [Port] of the RDMA IP CM service). So an agent can be asked even if
+// nothing of the IP layer between the two works. The package has the program's number, its
+// procedures, and the XDR of their arguments and results.
 //
 //	program 0x20004755, version 1 (RFC 5531 section 8.1: numbers from 0x20000000
 //	are for users)
@@ -55,7 +55,7 @@ const (
 	MaxDocument = 256 << 10
 	// MaxEvents is how many events an agent remembers and one reply brings.
 	MaxEvents = 256
-	// MaxEcho is the most octets of an echo: some packets of every path MTU.
+	// MaxEcho is the most octets of an echo: several packets at every path MTU.
 	MaxEcho = 16 << 10
 )
 

@@ -14,8 +14,8 @@ const (
 	toWrite = ll.AccessFSReadFile | ll.AccessFSReadDir | ll.AccessFSWriteFile | ll.AccessFSTruncate
 )
 
-// readDirs and readFiles are what a running daemon opens to read: what the kernel shows
-// of devices, network namespaces, and how names are looked up and certificates checked.
+// readDirs and readFiles are what a running daemon reads: what the kernel shows of devices, the named
+// network namespaces, time zones, and what it needs to look up names and check certificates.
 var (
 	readDirs = []string{
 		"/sys/class/net", "/sys/devices", "/sys/class/infiniband", "/run/netns", "/var/run/netns",
@@ -34,9 +34,9 @@ func (o *Options) landlock() (Part, error) {
 	rules := []landlock.Rule{
 		landlock.PathAccess(toRead, append(readDirs, o.ReadDirs...)...).IgnoreIfMissing(),
 		landlock.PathAccess(ll.AccessFSReadFile, readFiles...).IgnoreIfMissing(),
-		// A rule holds for an inode, and those below /proc come and go: /proc/sys/net is another
-		// one in each network namespace, and after settings of a device came back. So all of /proc
-		// may be written here; the user and the capabilities of the process limit that.
+		// A rule holds for an inode, and inodes below /proc come and go: /proc/sys/net has another one in
+		// each network namespace, and a device's settings get new ones whenever they come back. So all of
+		// /proc may be written here; the user and the capabilities of the process limit that.
 		landlock.PathAccess(toWrite, "/proc"),
 		landlock.PathAccess(ll.AccessFSReadFile|ll.AccessFSWriteFile, "/dev/net/tun").WithIoctlDev().IgnoreIfMissing(),
 		landlock.PathAccess(ll.AccessFSReadFile|ll.AccessFSWriteFile, "/dev/null").IgnoreIfMissing(),

@@ -55,12 +55,12 @@ type Part struct {
 	Detail string `json:"detail"` // what it is, or why it is off
 }
 
-// found has the users that LookUp has found. The configuration is still read again when the files that name
-// users cannot be read any more.
+// found has the users that LookUp has found. With it a reload can still check the configuration, when the
+// process may no longer read the files that list users.
 var found sync.Map
 
 // LookUp finds a user by name or number, and remembers the user. A number need not have a name, because
-// containers have no list of users. The group then has the same number.
+// containers have no list of users. The group then has the same number. It is an error if the user is root.
 func LookUp(name string) (*User, error) {
 	if u, ok := found.Load(name); ok {
 		return u.(*User), nil
@@ -91,8 +91,8 @@ func lookUp(name string) (*User, error) {
 	return &User{Name: u.Username, UID: uid, GID: gid}, nil
 }
 
-// Enter takes away what o says, and returns the parts as they are now. After an error the process has less
-// than before, and may not have what it needs.
+// Enter puts the sandbox that o describes in force, and returns its parts as they are now. After an error
+// the process has lost some of its rights, and perhaps rights that it needs.
 func Enter(o Options) ([]Part, error) {
 	runtime.LockOSThread() // seccomp asks for no_new_privs on the calling thread
 	defer runtime.UnlockOSThread()
@@ -131,7 +131,8 @@ func Enter(o Options) ([]Part, error) {
 	return parts, nil
 }
 
-// become changes user and group, and keeps only the capabilities that are needed.
+// become changes user and group, and keeps only the capabilities that are needed. Before, it gives the user
+// the control socket, and its folder with OwnFolder. It does nothing if the process is that user already.
 func (o *Options) become() error {
 	if os.Geteuid() != 0 {
 		if os.Geteuid() == o.User.UID {
@@ -172,10 +173,11 @@ func (o *Options) become() error {
 // noSetuidFixup is SECBIT_NO_SETUID_FIXUP: capabilities stay as they are when the user changes.
 const noSetuidFixup = 1 << 2
 
-// keepCapabilities lets the process keep its capabilities when it changes its user, and returns what
-// undoes that. Other threads use CAP_NET_ADMIN meanwhile. Without CAP_SETPCAP, which a container may
-// lack, the capabilities remain permitted only: what another thread asks of the kernel before
-// [setCapabilities] may be refused, and is asked again at the kernel's next change.
+// keepCapabilities lets the process keep its capabilities when it changes its user, and returns the
+// function that undoes that. Other threads use CAP_NET_ADMIN meanwhile. Without CAP_SETPCAP, which a
+// container may lack, the capabilities stay permitted, but are not effective until [setCapabilities]. The
+// kernel may refuse a request of another thread until then; that thread repeats the request at the kernel's
+// next change.
 func keepCapabilities() (restore func() error, err error) {
 	bits, err := unix.PrctlRetInt(unix.PR_GET_SECUREBITS, 0, 0, 0, 0)
 	if err != nil {
@@ -196,8 +198,8 @@ func (o *Options) keep() uint64 {
 	return caps
 }
 
-// allThreads makes a system call on every thread. The arguments behind b are zero, as prctl(2) demands:
-// with cgo psx.Syscall3 leaves them to chance.
+// allThreads makes a system call on every thread. The arguments after b are zero, as prctl(2) demands. With
+// cgo, psx.Syscall3 would leave them undefined.
 func allThreads(nr, a, b uintptr) error {
 	if _, _, errno := psx.Syscall6(nr, a, b, 0, 0, 0, 0); errno != 0 {
 		return errno
@@ -218,7 +220,8 @@ func identity(t thread) Part {
 var capabilityNames = map[int]string{unix.CAP_NET_ADMIN: "CAP_NET_ADMIN", unix.CAP_SYS_ADMIN: "CAP_SYS_ADMIN",
 	unix.CAP_NET_RAW: "CAP_NET_RAW"}
 
-// fewCapabilities is the most capabilities that count as given one by one.
+// fewCapabilities bounds the capabilities of a process that counts as restricted. A process with more has
+// what it was started with.
 const fewCapabilities = 8
 
 func capabilities(t thread) Part {

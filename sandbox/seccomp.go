@@ -37,8 +37,8 @@ var calls = []string{
 	"fstatfs64", "ugetrlimit", "ppoll_time64", "pselect6_time64", "futex_time64", "clock_gettime64",
 	"clock_nanosleep_time64", "timerfd_settime64", "recvmmsg_time64", "getuid32", "geteuid32", "getgid32",
 	"getegid32", "getgroups32", "set_thread_area", "get_thread_area", "sigreturn", "send", "recv",
-	// Network namespaces that the interface is moved to. The kernel asks for
-	// CAP_SYS_ADMIN, which a configured user has not got.
+	// Network namespaces that the interface is moved to. The kernel demands CAP_SYS_ADMIN, which a
+	// configured user has only with [Options.SysAdmin].
 	"setns",
 }
 

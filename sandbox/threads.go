@@ -96,8 +96,8 @@ func (o *Options) verify(threads []thread, filtered bool) error {
 	return nil
 }
 
-// Raise makes every permitted capability of this process effective. Where a program got capabilities by its
-// file, as in a container image, they are only permitted at first.
+// Raise makes every permitted capability of this process effective. If the capabilities come from the
+// program's file, as in a container image, they are only permitted at first.
 func Raise() error {
 	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var data [2]unix.CapUserData
