@@ -10,12 +10,13 @@ import (
 // this file are all there are.
 type Action interface{ action() }
 
-// A Dest says where a UD packet goes. Exactly one of the first three fields is set.
+// A Dest is the destination of a UD packet. Exactly one of the first three fields is set.
 type Dest struct {
 	Broadcast bool           // the broadcast-GID
 	Group     netip.Addr     // the MGID of this IP multicast group
 	LinkAddr  encap.LinkAddr // unicast to this QPN and GID; the flags do not matter
-	// Later says that nothing waits for the packet: it looks for duplicates, or announces an address.
+	// Later is set if nothing waits for the packet: it is a probe for duplicates, or announces an
+	// address.
 	Later bool
 }
 
@@ -58,7 +59,7 @@ const (
 	ExpireUnused      ExpireReason = iota + 1 // stale and unused for StaleTime
 	ExpireUnreachable                         // did not answer its probes
 	ExpireForgotten                           // Forget, ForgetLink or Flush
-	ExpireEvicted                             // made room for another
+	ExpireEvicted                             // another entry took its place, or SetPolicy lowered the bound
 	ExpireOwn                                 // the address is now one of ours
 )
 
@@ -87,8 +88,8 @@ type Deliver struct {
 	Packet   []byte
 }
 
-// Failed says that nobody answered for IP. A Discard for each packet that waited follows; the
-// driver may answer it with an ICMP destination unreachable.
+// Failed says that nobody answered for IP. A Discard for each packet that waited follows. The
+// driver may answer such a packet with an ICMP destination unreachable.
 type Failed struct{ IP netip.Addr }
 
 // Discard hands back a packet that will not be sent, and says why. The Table has counted it.
@@ -98,38 +99,38 @@ type Discard struct {
 	Reason Drop
 }
 
-// AddrVerified says that no duplicate of an own address was found.
+// AddrVerified says that an own address is verified: detection found no duplicate, or is off, or
+// Insist took the address into use.
 type AddrVerified struct{ IP netip.Addr }
 
-// Duplicate says that somebody else has this own address. We do not answer for it any
-// more; AddrVerified follows when a later detection finds it free. By is zero if
-// the other host did not say who it is. Yielded says that the address had been verified, and
-// that another host claimed it twice in 10 s.
+// Duplicate says that another host has this own address. We do not answer for it any more, until
+// AddrVerified follows: a later detection found it free, or Insist took it into use. By is zero if
+// the link-layer address of the other host is not known. Yielded reports whether the address had
+// been verified before: then it was claimed a second time within 10 s.
 type Duplicate struct {
 	IP      netip.Addr
 	By      encap.LinkAddr
 	Yielded bool
 }
 
-// Conflict says that somebody else claims an own address that had been verified.
-// We keep and defend the address. Conflict comes at most once in 10 s for one address.
+// Conflict says that another host claims a verified own address. We keep and defend the address.
+// While the address stays verified, there is at most one Conflict for it in 10 s.
 type Conflict struct {
 	IP netip.Addr
 	By encap.LinkAddr
 }
 
-// AskOther asks whether the host answers for IP, which is not on the
-// device ([rtnl.Conf.Answer]). The driver answers with OtherIs; until then we do not
-// answer for IP.
+// AskOther asks the driver whether this host answers for IP, which is not on the device
+// ([rtnl.Conf.Answer]). The driver answers with OtherIs; until then we do not answer for IP.
 type AskOther struct{ IP netip.Addr }
 
 // Refused says that a claim was dropped, and why: DropMalformed, DropSpoofed, DropBadSender,
 // DropLocked, DropStillThere, DropChallenges or DropNotOverride. The Table has counted it. A
 // flood of claims makes a flood of these actions.
 type Refused struct {
-	IP      netip.Addr     // that the claim is about; zero if the packet could not be read
-	Claimed encap.LinkAddr // where IP is said to be; zero if the packet did not say
-	From    encap.LinkAddr // source of the packet
+	IP      netip.Addr     // the address claimed; zero if the packet could not be read
+	Claimed encap.LinkAddr // link-layer address that the claim gives for IP; zero if it gives none
+	From    encap.LinkAddr // source of the packet; Claimed for DropLocked, DropStillThere, DropChallenges
 	Reason  Drop
 }
 

@@ -16,7 +16,8 @@ const (
 	announces        = 2                // of an address (RFC 5227 section 1.1: ANNOUNCE_NUM)
 	announceInterval = 2 * time.Second  // ANNOUNCE_INTERVAL
 	defendInterval   = 10 * time.Second // DEFEND_INTERVAL
-	// claimRepeat is how long after a claim further ones count as copies of it.
+	// claimRepeat is how long after a claim that we answered with a defence further claims count as
+	// copies of it.
 	claimRepeat = 100 * time.Millisecond
 
 	// The pauses between detections of an address found duplicate. The first is
@@ -84,8 +85,8 @@ func (t *Table) removeAddr(dst []Action, now time.Time, a netip.Addr) []Action {
 	t.timers.Stop(&o.timer)
 	delete(t.own, a)
 	if t.o.AskOthers {
-		// The kernel tells that an address goes before it has removed its local route, and
-		// would say for a moment that the host still has the address.
+		// The kernel reports the removal of an address before it removes the address's local route.
+		// Asked before that, it would answer that the host still has the address.
 		t.asked[a] = &other{until: now.Add(goneTime)}
 	}
 	t.addrs = slices.DeleteFunc(t.addrs, func(x *ownAddr) bool { return x == o })
@@ -152,10 +153,9 @@ func (t *Table) addrTimer(dst []Action, now time.Time, o *ownAddr) []Action {
 	case o.probes >= t.o.dadProbes():
 		return t.verified(dst, now, o)
 	}
-	// There are three quick probes instead of one, without the random wait of
-	// RFC 4862: peers that have our QPN of before a restart learn the new one
-	// only from the announcement that follows. The fabric answers in microseconds.
-	// There are three probes because a broadcast may be lost.
+	// RFC 4862 has one probe after a random wait. We send three by default, because a broadcast may
+	// be lost, and without that wait: after a restart, peers learn our new QPN only from the
+	// announcement that follows the probes. The fabric answers in microseconds.
 	o.probes++
 	t.n.DADProbes++
 	i := t.o.dadInterval()
@@ -196,11 +196,11 @@ func (t *Table) sendAnnouncement(dst []Action, now time.Time, o *ownAddr) []Acti
 	return t.sendNA(dst, nd.NewAnnouncement(o.ip, t.link, t.router), Dest{Group: ip.AllNodes, Later: true})
 }
 
-// claimed handles a claim of another host to own address o. While detection runs we give o
-// up. Afterwards we defend it once. A host that claims o a second time within ten seconds
-// insists: we give o up until a detection finds it free again (RFC 5227 section 2.4 (b)),
-// because otherwise both hosts would announce it for ever. So the last to announce an address
-// has it.
+// claimed handles a claim of another host to own address o. While detection runs we give o up. Once
+// o is verified, we defend it against the first claim. At a second claim within ten seconds of that
+// we give o up until a detection finds it free (RFC 5227 section 2.4 (b)), because otherwise both
+// hosts would announce it for ever. So the last host to announce an address has it. We do not give
+// o up for a copy of the first claim, within ten seconds of insist, or without detection.
 func (t *Table) claimed(dst []Action, now time.Time, o *ownAddr, by encap.LinkAddr) []Action {
 	o.by = by
 	switch o.state {
@@ -243,8 +243,9 @@ func (t *Table) duplicate(dst []Action, now time.Time, o *ownAddr, yielded bool)
 	return append(dst, Duplicate{IP: o.ip, By: o.by, Yielded: yielded})
 }
 
-// pause sets the timer for the next detection of a duplicate, later each time. Half of
-// the pause is random, because two hosts that detect at the same time both lose.
+// pause sets the timer for the next detection of duplicate o. Each pause is twice the one before,
+// up to longestPause. Half of it is random, because two hosts that detect at the same time both
+// lose.
 func (t *Table) pause(now time.Time, o *ownAddr) {
 	p := min(firstPause<<min(o.pauses, 16), longestPause)
 	o.probes = 0
@@ -261,7 +262,7 @@ func (t *Table) released(dst []Action, now time.Time, o *ownAddr) []Action {
 	return t.addrTimer(dst, now, o)
 }
 
-// releasedBy calls released for all addresses that the host at link has claimed.
+// releasedBy calls released for all own addresses that the host at link was the last to claim.
 func (t *Table) releasedBy(dst []Action, now time.Time, link encap.LinkAddr) []Action {
 	for _, o := range t.addrs {
 		if o.by.Key() == link.Key() {
@@ -271,10 +272,11 @@ func (t *Table) releasedBy(dst []Action, now time.Time, link encap.LinkAddr) []A
 	return dst
 }
 
-// insist takes o into use although another host may have it, because a program on this host
-// claims it. It does so once in ten seconds, as often as a defence. During these ten seconds
-// it announces a verified address again at each further Insist, at least 3/4 of lockTime apart:
-// neighbours that have just heard another claim ignore the first announcement.
+// insist takes o into use although another host may have it, because a program on this host claims
+// it. It does so at most once in ten seconds, as often as a defence. In these ten seconds each
+// further Insist announces the address again, at least 3/4 of lockTime after the last announcement:
+// neighbours that had just heard another claim ignored the first one. For an address that was
+// verified without insist, it does nothing.
 func (t *Table) insist(dst []Action, now time.Time, o *ownAddr) []Action {
 	if o == nil || !validLink(t.link) {
 		return dst
@@ -297,9 +299,10 @@ func sourceOf(pkt []byte) netip.Addr {
 	return src
 }
 
-// source picks the own address from which to ask for target: src, the source of the packet
-// that waits (RFC 4861 section 7.2.2), else an address in target's subnet, else any of the same
-// family, but never a duplicate. src may be zero. It returns nil if there is no such address.
+// source picks the own address from which to ask for target: src, the source of the packet that
+// waits (RFC 4861 section 7.2.2), else an address in target's subnet, else any of the same family,
+// but never a duplicate. Among equals it prefers the same scope, then a verified address. src may
+// be zero. It returns nil if there is no such address, or if we have no link-layer address.
 func (t *Table) source(target, src netip.Addr) *ownAddr {
 	if !validLink(t.link) {
 		return nil

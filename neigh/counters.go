@@ -1,6 +1,6 @@
 package neigh
 
-// A Drop says why a packet or a frame went no further.
+// A Drop is the reason why the Table dropped a packet, a frame, a claim or an own address.
 type Drop uint8
 
 // Reasons to drop. The first group concerns packets that wait for a next hop, the
@@ -26,8 +26,8 @@ const (
 	DropUnsolicited  // answer for a neighbour we have no entry for
 	DropNoLinkAddr   // answer without the link-layer address we asked for
 	DropNotOverride  // advertisement that may not change what we know
-	DropLocked       // claim for a neighbour that has just changed, or that another claim is about
-	DropStillThere   // claim for a neighbour that still answers where it was
+	DropLocked       // claim for a neighbour that has just moved, or whose move another claim is testing
+	DropStillThere   // claim for a neighbour that still answers at its known link-layer address
 	DropChallenges   // claim for a neighbour while maxChallenges others are being asked
 	DropRateSource   // more than SourceRate requests per second
 	DropRateAll      // more than RequestRate requests per second

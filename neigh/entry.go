@@ -8,18 +8,18 @@ import (
 	"ipoibcm/wire/encap"
 )
 
-// lockTime is how long a changed link-layer address stays before a claim that does not answer a
-// probe may change it again: two hosts with one address, or an impostor, cost at
-// most one change, or one challenge, per second (RFC 4755 section 8). A first change that
-// keeps the GID means that the host restarted: it need not wait after a resolution.
+// lockTime is how long after a change of a link-layer address the Table refuses further claims,
+// unless they answer a probe: two hosts with one address, or an impostor, cost at most one change,
+// or one challenge, per second (RFC 4755 section 8). A claim that keeps the GID means that the host
+// restarted. For it lockTime counts from the last move, not from the resolution.
 const lockTime = time.Second
 
-// linkProofTimes is for how many reachable times after a neighbour's last own answer the
-// acknowledgements of a connection confirm the neighbour.
+// linkProofTimes is a number of reachable times. For so long after a neighbour's last own answer,
+// acknowledgements on a connection confirm the neighbour.
 const linkProofTimes = 2
 
-// maxFailedShare is the divisor of MaxNeighbors that bounds the neighbours that did not answer to
-// a quarter of the table: a scan of absent hosts must not take the places of the others.
+// maxFailedShare bounds the neighbours that did not answer to MaxNeighbors/maxFailedShare, a
+// quarter of the table: a scan of absent hosts must not displace the other entries.
 const maxFailedShare = 4
 
 // evictScan bounds how many entries victim looks at.
@@ -42,8 +42,8 @@ type entry struct {
 	lost                   instant // when it first failed to answer; zero while it is known
 
 	queue *queue // nil if nothing waits
-	rival *rival // another place where it is said to be; nil if there is none
-	moves *moves // what was logged of its moves; nil if nothing
+	rival *rival // another link-layer address that a claim gives for it; nil if none
+	moves *moves // its last move, and what was logged; nil before a move or a refused claim
 	timer timer
 
 	lru.Links[entry]        // in the list that listOf names
@@ -111,9 +111,9 @@ func (t *Table) discard(dst []Action, ip netip.Addr, pkt []byte, why Drop) []Act
 	return append(dst, Discard{IP: ip, Packet: pkt, Reason: why})
 }
 
-// add makes an entry without state, evicting another if the table is full. It
-// returns a nil entry if none can be evicted. heard says that nobody has asked for the neighbour:
-// it spoke first.
+// add makes an entry without state. It evicts another if the table is full, or if heard is set and
+// such entries fill half of the table. It returns a nil entry if none can be evicted. heard means
+// that nobody has asked for the neighbour: it spoke first.
 func (t *Table) add(dst []Action, ip netip.Addr, heard bool) ([]Action, *entry) {
 	full := len(t.entries) >= t.o.maxNeighbors()
 	if full || heard && t.heard.Len() >= max(1, t.o.maxNeighbors()/2) {
@@ -150,9 +150,9 @@ func (t *Table) shrink(dst []Action) []Action {
 	return dst
 }
 
-// victim returns the entry to evict, nil if there is none: the oldest that did not answer, else
-// the oldest that was only heard of, so that claims from forged sources replace each other, else
-// a stale one among the evictScan entries used longest ago.
+// victim returns the entry to evict: the oldest that did not answer, else the oldest that was only
+// heard of, else a stale one among the evictScan entries used longest ago, else nil. So claims from
+// forged sources replace each other.
 func (t *Table) victim() *entry {
 	if e := t.failed.Oldest(); e != nil {
 		return e
@@ -191,7 +191,7 @@ func (t *Table) settle(e *entry) {
 	}
 }
 
-// recall takes up a neighbour that an earlier Table knew.
+// recall handles the event Recall: it adds a neighbour that an earlier Table knew.
 func (t *Table) recall(dst []Action, now time.Time, ev Recall) []Action {
 	ip := plain(ev.IP)
 	if !unicast(ip) || t.own[ip] != nil || t.entries[ip] != nil || ev.LinkAddr.IsZero() ||
@@ -228,7 +228,8 @@ func (t *Table) setState(now time.Time, e *entry, s State) {
 	}
 }
 
-// use notes traffic to e. A stale neighbour enters StateDelay, after which it is probed.
+// use notes traffic to e. A stale neighbour enters StateDelay. At the end of that it is probed,
+// unless it was confirmed.
 func (t *Table) use(now time.Time, e *entry) {
 	e.used = t.instant(now)
 	t.settle(e)
@@ -248,9 +249,10 @@ func (t *Table) confirm(now time.Time, e *entry) {
 	}
 }
 
-// confirmLink notes proof that the interface of a neighbour receives what we send. That says
-// nothing about the IP address, which the host may have given up: the neighbour must have
-// answered for that itself within linkProofTimes reachable times.
+// confirmLink notes proof that the interface of a neighbour receives what we send. That proves
+// nothing about the IP address, which the host may have given up. So it counts only within
+// linkProofTimes reachable times after the neighbour last answered for that address, or its
+// link-layer address was set.
 func (t *Table) confirmLink(now time.Time, e *entry) {
 	if t.since(now, max(e.answered, e.changed)) < linkProofTimes*t.o.reachableTime() {
 		t.confirm(now, e)
@@ -266,8 +268,8 @@ func (t *Table) confirmAll(now time.Time, link encap.LinkAddr) {
 	}
 }
 
-// doubt probes e at once if it was used of late. Otherwise it makes e stale, so that e is probed
-// when it is used.
+// doubt probes e at once if it was used within the last reachable time. Otherwise it makes e stale,
+// so that e is probed after its next use.
 func (t *Table) doubt(dst []Action, now time.Time, e *entry) []Action {
 	switch {
 	case e.state != StateReachable && e.state != StateStale && e.state != StateDelay:
@@ -308,8 +310,8 @@ func (t *Table) entryTimer(dst []Action, now time.Time, e *entry) []Action {
 	return dst
 }
 
-// query asks for an unknown neighbour: the first query goes where a hint says, if there is one,
-// all others to everybody.
+// query asks for an unknown neighbour. It sends the first query to the hint if there is one, and
+// all others to the broadcast group.
 func (t *Table) query(dst []Action, now time.Time, e *entry, src netip.Addr) []Action {
 	e.queries++
 	t.set(&e.timer, now.Add(t.o.retries()[e.queries-1]))
@@ -327,7 +329,8 @@ func (t *Table) query(dst []Action, now time.Time, e *entry, src netip.Addr) []A
 	return t.sendQuery(dst, a, e.ip, Dest{Broadcast: true})
 }
 
-// hinted returns where a hint says that e is; without a hint the broadcast group.
+// hinted returns the link-layer address that a hint gives for e. If there is no hint, or it has our
+// own GID, hinted returns the broadcast group.
 func (t *Table) hinted(e *entry) Dest {
 	at, ok := t.hints[e.ip]
 	if !ok || at.GID == t.link.GID {
@@ -337,9 +340,9 @@ func (t *Table) hinted(e *entry) Dest {
 	return Dest{LinkAddr: at}
 }
 
-// probe asks a known neighbour whether it is still there. The last probe goes where a hint says,
-// or to everybody: after a restart the neighbour has another QPN (RFC 4391 section 9.4), and if
-// its announcements were lost, only such a probe finds it before the entry goes.
+// probe asks a known neighbour whether it is still there. It sends the last probe to the hint or
+// the broadcast group (see hinted): after a restart the neighbour has another QPN (RFC 4391 section
+// 9.4), and if its announcements were lost, only such a probe finds it before the entry fails.
 func (t *Table) probe(dst []Action, now time.Time, e *entry) []Action {
 	e.queries++
 	t.set(&e.timer, now.Add(t.o.probeInterval()))
@@ -354,8 +357,8 @@ func (t *Table) probe(dst []Action, now time.Time, e *entry) []Action {
 	return t.sendQuery(dst, a, e.ip, Dest{LinkAddr: e.link})
 }
 
-// known takes a claim that e is at link. solicited says that the claim answers a query
-// of ours, which proves that the neighbour received one.
+// known handles a claim that e is at link. solicited means that the claim answers a query of ours,
+// which proves that the sender received it.
 func (t *Table) known(dst []Action, now time.Time, e *entry, link encap.LinkAddr, solicited bool) []Action {
 	if !e.state.Known() {
 		return t.resolved(dst, now, e, link, solicited)
@@ -385,7 +388,7 @@ func (t *Table) known(dst []Action, now time.Time, e *entry, link encap.LinkAddr
 	return t.claim(dst, now, e, link, solicited)
 }
 
-// resolved ends a resolution, or takes up a neighbour that was not known.
+// resolved sets the link-layer address of a neighbour that was not known, which ends a resolution.
 func (t *Table) resolved(dst []Action, now time.Time, e *entry, link encap.LinkAddr, solicited bool) []Action {
 	t.setLink(now, e, link)
 	e.queries = 0
@@ -444,7 +447,7 @@ func (t *Table) setFailed(dst []Action, now time.Time, e *entry, held bool) []Ac
 	return dst
 }
 
-// remove drops an entry. Packets that wait for it come back in Discard with why.
+// remove drops an entry. It returns the packets that wait for it in Discard, with the reason why.
 func (t *Table) remove(dst []Action, e *entry, reason ExpireReason, why Drop) []Action {
 	if e.state.Known() {
 		dst = t.expired(dst, e, reason)
@@ -458,7 +461,7 @@ func (t *Table) remove(dst []Action, e *entry, reason ExpireReason, why Drop) []
 	return dst
 }
 
-// expired tells that a neighbour is no longer known.
+// expired counts and logs that a neighbour is no longer known, and returns Expired for it.
 func (t *Table) expired(dst []Action, e *entry, reason ExpireReason) []Action {
 	t.n.Expired++
 	t.o.Log.Info("neighbour expired", "ip", e.ip, "link", e.link, "reason", reason)

@@ -8,7 +8,7 @@ import (
 	"ipoibcm/wire/encap"
 )
 
-// An Event is what a Table is told. The types in this file are all there are.
+// An Event is an input of [Table.Step]. The types in this file are all there are.
 type Event interface{ event() }
 
 // Resolve asks for the link-layer address of next hop IP. Packet, if not nil,
@@ -21,48 +21,50 @@ type Resolve struct {
 	Source netip.Addr // if Packet is nil: the source of the packets that will follow; may be zero
 }
 
-// Recall puts a neighbour into the table that an earlier Table of this interface knew. The entry
-// is stale, so that it is probed once it is used. Recall changes nothing if IP has an entry or is
-// an own address, or if the table is full.
+// Recall adds a neighbour that an earlier Table of this interface knew. The entry is stale, so that
+// it is probed once it is used. Recall changes nothing if IP has an entry, is an own address or is
+// not unicast, if LinkAddr is zero, or if the table is full.
 type Recall struct {
 	IP       netip.Addr
 	LinkAddr encap.LinkAddr
 	Router   bool
 }
 
-// Used says that packets went to neighbour IP without a Resolve. The driver sends it
-// every second or so for neighbours with traffic: unused entries expire, and used
-// entries are probed when their confirmation has aged.
+// Used says that packets were sent to neighbour IP without a Resolve. The driver sends it every
+// second or so for neighbours with traffic: unused entries expire, and used entries are probed when
+// their confirmation has aged.
 type Used struct{ IP netip.Addr }
 
 // Confirmed says that neighbour IP demonstrably received something lately: an RC
 // acknowledgement, a REP, forward progress of TCP (RFC 4861 section 7.3.1).
 type Confirmed struct{ IP netip.Addr }
 
-// ConfirmedLink is Confirmed for every neighbour with this link-layer address, flags ignored.
-// It proves that the interface is there, but not that the interface has the IP address. So it
-// counts only for two reachable times after the neighbour's last own answer.
+// ConfirmedLink is Confirmed for every neighbour with this link-layer address, flags ignored. It
+// proves that the interface is there, but not that the interface has the IP address. So it counts
+// only for two reachable times after the neighbour last answered itself, or its link-layer address
+// was set.
 type ConfirmedLink struct{ LinkAddr encap.LinkAddr }
 
-// DoubtedLink says that nothing came back from this link-layer address, flags ignored: the
-// retries of an RC connection were exceeded, or a REQ had no answer. Neighbours there that were
-// used of late are probed at once, the others when they are used: their announcement of another
-// address may have been lost.
+// DoubtedLink says that nothing came back from this link-layer address, flags ignored: the retries
+// of an RC connection were exceeded, or a REQ had no answer. The Table probes neighbours there at
+// once if they were used within the last reachable time, and the others when they are used: their
+// announcement of another address may have been lost. It also detects duplicates anew for each
+// duplicate own address that this host was the last to claim.
 type DoubtedLink struct{ LinkAddr encap.LinkAddr }
 
-// Forget drops the entry of IP, known or failed; packets that wait for it come
-// back in Discard. The next Resolve asks again.
+// Forget drops the entry of IP, whatever its state; packets that wait for it come back in Discard.
+// The next Resolve asks again.
 type Forget struct{ IP netip.Addr }
 
-// ForgetLink drops every entry with this link-layer address, flags ignored: the address is out
-// of date, because a REJ 8 named another UD QPN, or its host is not allowed any more.
+// ForgetLink drops every entry with this link-layer address, flags ignored: the address is out of
+// date, because a REJ 8 named another UD QPN, or its host is not allowed any more. As after
+// DoubtedLink, the Table looks again for duplicates of own addresses that this host claimed.
 type ForgetLink struct{ LinkAddr encap.LinkAddr }
 
-// SetHints replaces the hints. A hint is the link-layer address that the list of members gives
-// for an IP address. The Table sends the first query for an unknown neighbour there, and all
-// later ones to the broadcast group. The last probe of a known neighbour goes there too. A hint
-// only says where to ask and never counts as an answer. The caller must not change the map
-// afterwards.
+// SetHints replaces the hints. A hint is the link-layer address that the list of members gives for
+// an IP address. The Table sends the first query for an unknown neighbour there, and all later ones
+// to the broadcast group. It also sends the last probe of a known neighbour there. A hint is only
+// an address to ask and never counts as an answer. The caller must not change the map afterwards.
 type SetHints struct {
 	Hints map[netip.Addr]encap.LinkAddr
 }
@@ -90,15 +92,16 @@ type RecvND struct {
 // keeps the host bits. Adding it again changes only the prefix length.
 type AddrAdded struct{ Prefix netip.Prefix }
 
-// Insist says that this host claims an own address by other means, such as VRRP. The Table takes
-// the address into use and announces it although another host may have it.
+// Insist says that this host claims an own address by other means, such as VRRP. If the address is
+// not verified, the Table takes it into use and announces it, although another host may have it. It
+// does so at most once in ten seconds, in which further Insists repeat the announcement.
 type Insist struct{ IP netip.Addr }
 
 // AddrRemoved says that an address is no longer on the device.
 type AddrRemoved struct{ IP netip.Addr }
 
-// SetLinkAddr changes our own link-layer address (new UD QPN, GID or flags) and
-// announces every address again if it differs.
+// SetLinkAddr changes our own link-layer address (new UD QPN, GID or flags). If it differs, the
+// Table does what Reannounce does.
 type SetLinkAddr struct{ LinkAddr encap.LinkAddr }
 
 // SetFlags changes only the flags of our link-layer address, from the next message on. Nothing
@@ -125,8 +128,8 @@ type SetPolicy struct {
 	MaxNeighbors int
 }
 
-// Reannounce says that the underlay is back: the Table announces every verified address again, and
-// looks for duplicates of all others anew.
+// Reannounce says that the underlay is back. The Table announces every verified address again, and
+// begins detection of duplicates anew for all other own addresses.
 type Reannounce struct{}
 
 // Wake says that Deadline has passed. Spurious ones are harmless.

@@ -2,8 +2,8 @@ package neigh
 
 import "time"
 
-// An instant is a time in nanoseconds since the base of the Table, in a third of the size of a
-// time.Time. Zero is never.
+// An instant is a time in nanoseconds since the base of the Table, a third of the size of a
+// time.Time. Zero means never.
 type instant int64
 
 // before is how long the base lies before the first Step, so that instants stay positive if a
@@ -30,5 +30,5 @@ func (t *Table) since(now time.Time, i instant) time.Duration {
 	return time.Duration(t.instant(now) - i)
 }
 
-// set makes tm due at at.
+// set sets tm to fire at time at.
 func (t *Table) set(tm *timer, at time.Time) { t.timers.set(tm, t.instant(at)) }

@@ -58,7 +58,8 @@ func (l *limiter) source(now time.Time, key encap.LinkAddr) *ratelimit.Bucket {
 	return b
 }
 
-// takeOf takes a token of b, which holds up to one second's worth.
+// takeOf takes a token from b and reports whether there was one. b holds at most the tokens of one
+// second.
 func takeOf(b *ratelimit.Bucket, now time.Time, rate int) bool {
 	return b.Take(now, float64(rate), float64(rate))
 }

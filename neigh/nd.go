@@ -27,9 +27,9 @@ func (t *Table) sendNA(dst []Action, m nd.NA, to Dest) []Action {
 	return append(dst, SendUD{To: to, EtherType: encap.IPv6, Payload: b})
 }
 
-// sendQuery asks for target from own address a, by ARP or by a solicitation. A
-// solicitation for resolution goes to the broadcast-GID (RFC 4755 section 3)
-// although its IPv6 destination is the solicited-node group.
+// sendQuery asks for target from own address a, by ARP or by a solicitation. A solicitation for
+// resolution is sent to the broadcast-GID (RFC 4755 section 3) although its IPv6 destination is the
+// solicited-node group.
 func (t *Table) sendQuery(dst []Action, a *ownAddr, target netip.Addr, to Dest) []Action {
 	if target.Is4() {
 		return t.sendARP(dst, arp.NewRequest(t.link, a.ip, target), to)
@@ -64,9 +64,9 @@ func (t *Table) recvND(dst []Action, now time.Time, from encap.LinkAddr, b []byt
 	return t.refuse(dst, DropMalformed, netip.Addr{}, encap.LinkAddr{}, from)
 }
 
-// foreign reports whether a frame must be dropped, and why: we sent it ourselves, or link, the
-// sender that the message names, is not from, the source of the packet. link is the zero LinkAddr
-// if the message names none.
+// foreign reports whether a frame must be dropped, and why. link is the sender that the message
+// names, zero if it names none; from is the source of the packet. A frame is dropped if one of the
+// two is our own address, or if both are known and differ.
 func (t *Table) foreign(link, from encap.LinkAddr) (Drop, bool) {
 	hasLink, hasFrom := !link.IsZero(), !from.GID.IsZero()
 	switch own := t.link.Key(); {
@@ -78,8 +78,9 @@ func (t *Table) foreign(link, from encap.LinkAddr) (Drop, bool) {
 	return 0, false
 }
 
-// disputed handles a message that says that a is at link, if foreign drops it or a is an own
-// address. Then done is true, and nothing else in the message counts.
+// disputed checks a message that claims that a is at link. If foreign drops the message, or if a is
+// an own address, disputed handles it and returns done: the caller must ignore the rest of the
+// message.
 func (t *Table) disputed(dst []Action, now time.Time, a netip.Addr, link, from encap.LinkAddr) (_ []Action, done bool) {
 	if why, bad := t.foreign(link, from); bad {
 		return t.refuse(dst, why, a, link, from), true
@@ -88,14 +89,14 @@ func (t *Table) disputed(dst []Action, now time.Time, a netip.Addr, link, from e
 	if o == nil {
 		return dst, false
 	}
-	// RFC 5227 section 2.4 says for ARP: a host that sends from our address claims it.
+	// A host that sends from our address claims it: so RFC 5227 section 2.4 for ARP.
 	if link.IsZero() {
 		link = from
 	}
 	return t.claimed(dst, now, o, link), true
 }
 
-// refuse drops the claim that a is at link, which came from from.
+// refuse drops the claim that a is at link. from is the source of the packet.
 func (t *Table) refuse(dst []Action, why Drop, a netip.Addr, link, from encap.LinkAddr) []Action {
 	t.drop(why)
 	if why == DropReflected {

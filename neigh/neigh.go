@@ -1,14 +1,14 @@
 // Package neigh is the neighbour stack of one IPoIB interface: ARP and Neighbor
 // Discovery over the UD queue pair, as one pure state machine.
 //
-// A [Table] turns events (a packet wants a next hop, a frame came in, an address
-// was put on the device, a deadline passed) into actions (send this over UD, the
-// neighbour is known, these packets may go, this address is a duplicate). It
-// reads no clock, starts nothing, knows no MGID and no connection: it names the
-// broadcast group, an IP group or a link-layer address, and ipoib does the rest.
+// A [Table] turns events (a packet needs a next hop, a frame arrived, an address was added to the
+// device, a deadline passed) into actions (send this over UD, the neighbour is known, these packets
+// may go, this address is a duplicate). It reads no clock, starts nothing, knows no MGID and no
+// connection: it names the broadcast group, an IP group or a link-layer address, and ipoib does the
+// rest.
 //
 // It answers for addresses on the device, and with Options.AskOthers for other addresses if the
-// driver says that the host answers for them. Router discovery and Redirect do not come here.
+// driver says that the host answers for them. It does not handle router discovery and Redirect.
 //
 // Sources: RFC 826 and RFC 5227 (ARP), RFC 4861 section 7 (ND; the reachability
 // states), RFC 4862 section 5.4 and RFC 4429 (duplicate address detection,
@@ -48,8 +48,9 @@ type Options struct {
 	// from above before it is probed. Zero means 5 s.
 	DelayTime time.Duration
 
-	// Probes is the number of queries, ProbeInterval apart, before a neighbour that
-	// was known counts as gone. All but the last are unicast. Zero means 3 and 1 s.
+	// Probes is the number of queries, ProbeInterval apart, before a neighbour that was known
+	// counts as gone. All but the last are sent to its known link-layer address. Zero means 3 and 1
+	// s.
 	Probes        int
 	ProbeInterval time.Duration
 
@@ -82,14 +83,15 @@ type Options struct {
 	// MaxTotalOctets bounds the packets that wait for all neighbours. Zero means 16 MiB.
 	MaxTotalOctets int
 
-	// RequestRate bounds the requests per second that we act on from all sources, SourceRate
-	// those from one source. The same number may come at once. Zero means 4096 and 64,
-	// negative means no bound.
+	// RequestRate bounds the requests per second that we act on from all sources, SourceRate those
+	// from one source. A burst may be as large as the requests of one second. Zero means 4096 and
+	// 64, negative means no bound.
 	RequestRate, SourceRate int
 
-	// AcceptAlways lets a known neighbour move as soon as an announcement says so.
-	// Without it the neighbour moves only when its old place does not answer two probes, or asks
-	// for the address itself.
+	// AcceptAlways makes the Table believe every claim that a known neighbour has moved, but one
+	// per second at most. Without it the Table first sends two probes to the old place, and
+	// believes the claim only if they are not answered, or if the old place itself asks for the
+	// address.
 	AcceptAlways bool
 
 	// AskOthers makes the Table ask the driver (AskOther) about addresses that other hosts ask for
@@ -143,7 +145,7 @@ const (
 	StateReachable                   // confirmed lately
 	StateStale                       // known, not confirmed lately, not in use
 	StateDelay                       // in use, waiting for a confirmation from above
-	StateProbe                       // in use, unicast queries under way
+	StateProbe                       // probes under way, to its known link-layer address but for the last
 	StateFailed                      // did not answer
 )
 
@@ -185,7 +187,7 @@ type Neighbor struct {
 	Queries                     int // sent in this resolution or probing
 }
 
-// An AddrState says where one of our own addresses stands.
+// An AddrState is the state of one of our own addresses.
 type AddrState uint8
 
 // States of an own address.

@@ -12,20 +12,21 @@ import (
 )
 
 const (
-	// othersTime is how long an answer of the driver about an address holds. The kernel
-	// does not tell when the answer changes.
+	// othersTime is how long an answer of the driver about an address holds. The kernel does not
+	// notify us when the answer changes.
 	othersTime = 5 * time.Second
-	// maxOthers bounds the addresses whose answer is known or asked for.
+	// maxOthers bounds the addresses for which we keep an answer, or wait for one.
 	maxOthers = 1024
 	// maxAsking bounds the questions that wait for the driver's answer about one address.
 	maxAsking = 4
 	// goneTime is how long we do not answer for an address that has just left the device.
 	goneTime = time.Second
-	// othersRate is about how many addresses a second we ask the driver.
+	// othersRate bounds the addresses per second about which we ask the driver.
 	othersRate = 128
 )
 
-// An other is an address that is not on the device, but was asked for or has just left.
+// An other is an address that is not on the device: another host asked for it, or it has just been
+// removed.
 type other struct {
 	answer  rtnl.Answering
 	asking  bool       // the driver has not answered yet
@@ -41,7 +42,8 @@ type question struct {
 }
 
 // others returns how to answer a question for target, which is none of our addresses. If that is
-// not known it returns AnswerNot and asks the driver; otherIs answers q later.
+// not known it returns AnswerNot and asks the driver; otherIs answers q later. Above maxAsking,
+// maxOthers or othersRate nobody answers q.
 func (t *Table) others(dst []Action, now time.Time, target netip.Addr, q question) ([]Action, rtnl.Answering) {
 	if !t.o.AskOthers || !unicast(target) {
 		return dst, rtnl.AnswerNot
@@ -69,8 +71,8 @@ func (t *Table) others(dst []Action, now time.Time, target netip.Addr, q questio
 	return append(dst, AskOther{IP: target}), rtnl.AnswerNot
 }
 
-// sweepOthers forgets the addresses whose answer is out of date, once a second at most, and
-// reports whether there is room.
+// sweepOthers forgets the addresses whose answer is out of date, and reports whether another
+// address fits. It does so at most once a second; in between it returns false.
 func (t *Table) sweepOthers(now time.Time) bool {
 	if now.Sub(t.askSwept) < time.Second {
 		return false
@@ -84,7 +86,7 @@ func (t *Table) sweepOthers(now time.Time) bool {
 	return len(t.asked) < maxOthers
 }
 
-// otherIs takes the driver's answer about an address, and answers the questions that wait for it.
+// otherIs keeps the driver's answer about an address, and answers the questions that wait for it.
 func (t *Table) otherIs(dst []Action, now time.Time, ev OtherIs) []Action {
 	a := plain(ev.IP)
 	o := t.asked[a]

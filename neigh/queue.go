@@ -6,9 +6,9 @@ type queue struct {
 	octets  int
 }
 
-// enqueue lets pkt wait for e. If that would exceed a bound, the oldest packets of e are
-// discarded (RFC 4861 section 7.2.2), because somebody still waits for the latest. This goes
-// for the bound of all neighbours too: packets of other neighbours stay.
+// enqueue queues pkt for e. If that would exceed a bound, it first discards the oldest packets of e
+// (RFC 4861 section 7.2.2), because somebody still waits for the latest, and never packets of other
+// neighbours, even at the bound for all of them. If pkt still exceeds a bound, it discards pkt.
 func (t *Table) enqueue(dst []Action, e *entry, pkt []byte) []Action {
 	if pkt == nil {
 		return dst

@@ -8,29 +8,29 @@ import (
 )
 
 const (
-	// challengeProbes is how many probes go to the place where a neighbour is known to be
-	// before we believe that it has moved. challengeWait is how long we wait for the answer to
-	// each. Anybody can forge an announcement, but a forger cannot silence the old place.
+	// challengeProbes is how many probes we send to a neighbour's known link-layer address, its
+	// place, before we believe that it has moved. challengeWait is how long we wait for the answer
+	// to each. Anybody can forge an announcement, but a forger cannot silence the old place.
 	challengeProbes = 2
 	challengeWait   = 250 * time.Millisecond
-	// restartWait is that wait if the claim names the same GID with another QPN. An agent that
-	// has restarted does so, and no other host could gain the address.
+	// restartWait replaces challengeWait if the claim has the same GID with another QPN. An agent
+	// that has restarted sends such a claim, and no other host can gain the address by it.
 	restartWait = 100 * time.Millisecond
-	// maxChallenges bounds how many neighbours are asked at a time: one packet, which may be
-	// forged, costs two of ours.
+	// maxChallenges bounds the neighbours that are challenged at a time: one packet, which may be
+	// forged, makes us send two.
 	maxChallenges = 256
 	// settledTime is how long a neighbour must have stayed in one place for its next move to
 	// be logged as its first.
 	settledTime = 10 * time.Minute
 )
 
-// A rival is another place where a known neighbour is said to be.
+// A rival is another place of a known neighbour, which a claim names and which is not proven.
 type rival struct {
 	link      encap.LinkAddr
 	solicited bool // the claim answered a query of ours
 }
 
-// moves says what was logged of a neighbour's moves.
+// moves are a neighbour's last move, and what was logged about it.
 type moves struct {
 	from     encap.LinkAddr // link-layer address before the last move
 	at       instant        // when the last move was
@@ -38,15 +38,16 @@ type moves struct {
 	refused  bool           // logged that a claim was refused
 }
 
-// silent reports whether the place of e has answered none of its probes, so that we believe the
-// answer of another place to the last probe, which went to everybody.
+// silent reports whether we believe the answer of another place to a probe at once. We do if all
+// probes of e are sent, and the known place has answered none. The last probe was sent to the hint
+// or the broadcast group, so that another place could answer.
 func (t *Table) silent(e *entry, solicited bool) bool {
 	return solicited && e.state == StateProbe && e.rival == nil && int(e.queries) >= t.o.probes() &&
 		int(e.queries) > challengeProbes
 }
 
-// claim notes that e is said to be at link, and asks at the old place. Without an own address to
-// ask from it believes the claim.
+// claim handles a claim that e has moved to link: it begins a challenge, which probes the old
+// place. Without an own address to probe from it believes the claim.
 func (t *Table) claim(dst []Action, now time.Time, e *entry, link encap.LinkAddr, solicited bool) []Action {
 	last := e.changed
 	if link.GID == e.link.GID {
@@ -74,7 +75,8 @@ func (t *Table) claim(dst []Action, now time.Time, e *entry, link encap.LinkAddr
 	return t.challenge(dst, now, e)
 }
 
-// challenge asks the old place of e, or believes the rival after challengeProbes without an answer.
+// challenge probes the old place of e. After challengeProbes without an answer, or without an own
+// address, it believes the rival.
 func (t *Table) challenge(dst []Action, now time.Time, e *entry) []Action {
 	a := t.source(e.ip, netip.Addr{})
 	if r := *e.rival; int(e.queries) >= challengeProbes || a == nil {
@@ -98,8 +100,8 @@ func (t *Table) endChallenge(e *entry) {
 	}
 }
 
-// defended notes that e has spoken where it is known to be: its rival's claim is false, or
-// both have the address.
+// defended notes a message from the known place of e: the claim of its rival is false, or both have
+// the address.
 func (t *Table) defended(dst []Action, now time.Time, e *entry) []Action {
 	if e.rival == nil {
 		return dst
@@ -121,8 +123,8 @@ func (t *Table) defended(dst []Action, now time.Time, e *entry) []Action {
 	return t.refuse(dst, DropStillThere, e.ip, r.link, r.link)
 }
 
-// asks notes that the host at by asks for ip, so that it does not have ip. If we know neighbour
-// ip to be at by, its rival is believed at once.
+// asks notes that the host at by asks for ip. So that host does not have ip. If by is the known
+// place of neighbour ip, we believe its rival at once.
 func (t *Table) asks(dst []Action, now time.Time, ip netip.Addr, by encap.LinkAddr) []Action {
 	if e := t.entries[ip]; e != nil && e.rival != nil && by.Key() == e.link.Key() {
 		return t.move(dst, now, e, e.rival.link, e.rival.solicited)
@@ -155,8 +157,9 @@ func (t *Table) move(dst []Action, now time.Time, e *entry, link encap.LinkAddr,
 	return dst
 }
 
-// tellMove logs a move. It logs the first move back to the place before within settledTime as
-// moving back and forth, and no further moves.
+// tellMove logs a move. When e first moves back to the place before, within settledTime, it logs
+// that e moves back and forth. After that it logs nothing until e has stayed in one place for
+// settledTime.
 func (t *Table) tellMove(now time.Time, e *entry, old encap.LinkAddr) {
 	m := t.movesOf(e)
 	if m.at != 0 && t.since(now, m.at) >= settledTime {

@@ -120,7 +120,7 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 	}
 }
 
-// configure takes an event that changes a setting.
+// configure applies an event that changes a setting.
 func (t *Table) configure(dst []Action, now time.Time, ev Event) []Action {
 	switch ev := ev.(type) {
 	case SetHints:
@@ -169,7 +169,7 @@ func (t *Table) wake(dst []Action, now time.Time) []Action {
 	return dst
 }
 
-// Deadline says when the driver must send Wake; zero means never.
+// Deadline returns when the driver must send Wake; zero means never.
 func (t *Table) Deadline() time.Time { return t.time(t.timers.first()) }
 
 // Lookup returns the entry of ip.
@@ -181,8 +181,9 @@ func (t *Table) Lookup(ip netip.Addr) (Neighbor, bool) {
 	return t.snapshot(e), true
 }
 
-// All yields the entries in no order. Steps may run between two yields: an entry that comes or goes
-// meanwhile is yielded or not, and one that goes and comes again may be yielded twice.
+// All yields the entries in no order. Steps may run between two yields. An entry that is added or
+// removed meanwhile may be yielded or not, and one that is removed and added again may be yielded
+// twice.
 func (t *Table) All() iter.Seq[Neighbor] {
 	return func(yield func(Neighbor) bool) {
 		for _, e := range t.entries {
