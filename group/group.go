@@ -1,11 +1,11 @@
 // Package group decides which InfiniBand multicast groups the interface is joined
 // to, and why (RFC 4391 sections 4, 5 and 10; RFC 4755 section 2.1).
 //
-// A [Machine] turns events (an address came, a report was seen) into actions
-// (join this MGID, leave that one). It joins nothing itself. It always wants
-// broadcast, 224.0.0.1 and ff02::1, and a solicited-node group for each IPv6 address. The
-// other groups are those that IGMP and MLD reports and the kernel's list name. The data path
-// reads the [Table] that the Machine publishes.
+// A [Machine] turns events (the device got an address, the kernel sent a report) into actions (join
+// this MGID, leave that one). It joins nothing itself. It always wants broadcast, 224.0.0.1 and
+// ff02::1, and a solicited-node group for each IPv6 address. The other groups are those that IGMP
+// and MLD reports and the kernel's list name. The data path reads the [Table] that the Machine
+// publishes.
 //
 // Missing: source filters (a group is joined for all sources), multicast routing
 // (RFC 4391 section 11), and subnet administration: package ipoib does that.
@@ -46,15 +46,15 @@ type Options struct {
 
 func (o *Options) maxGroups() int { return max(0, cmp.Or(o.MaxGroups, 1024)) }
 
-// An Event is something the machine is told.
+// An Event is an input of [Machine.Step].
 type Event interface{ event() }
 
 // Events.
 type (
-	// Up says that the UD QP is there, and which GID it has. The machine joins nothing before.
-	// A further Up says that the QP is a new one, which is attached to nothing.
+	// Up says that there is a UD QP, and which GID it has. Before it, the machine joins nothing. A
+	// further Up says that there is a new QP, which is not attached to any group yet.
 	Up struct{ GID ib.GID }
-	// Down says that the QP is about to go: the machine leaves everything.
+	// Down says that the QP is about to be destroyed: the machine leaves all groups.
 	Down struct{}
 	// AddAddr says that the device has an address. Broadcast is its subnet
 	// broadcast; the zero Addr means all ones in the host part.
@@ -98,11 +98,11 @@ type Action interface{ action() }
 
 // Actions.
 type (
-	// Join attaches the UD QP to an MGID. If that fails, answer JoinFailed.
+	// Join attaches the UD QP to an MGID. If that fails, the driver answers with JoinFailed.
 	Join struct{ MGID ib.GID }
 	// Leave detaches the UD QP from an MGID.
 	Leave struct{ MGID ib.GID }
-	// Publish hands the data path a new table. It is the last action of a Step, if it comes.
+	// Publish hands the data path a new table. If a Step returns it, it is the last action.
 	Publish struct{ Table *Table }
 )
 
@@ -128,7 +128,7 @@ type Group struct {
 	Reasons Reason
 	Refs    int       // addresses that need the group (ForAddress)
 	Since   time.Time // when the first reason came
-	Joined  bool      // its underlay group is attached; false while a join fails, or with peers
+	Joined  bool      // Join was issued and has not failed since; false while down or if peers get copies
 }
 
 // String prints the reasons in a fixed order: "address+report".

@@ -176,8 +176,8 @@ func (m *Machine) rideOn(e *member) ib.GID {
 	return e.mgid
 }
 
-// hold takes a reference to the underlay group g, and joins g if that is not done or waiting for
-// a retry.
+// hold takes a reference to the underlay group g. It joins g, unless the machine is down, g is
+// joined already, or g waits for a retry.
 func (m *Machine) hold(dst []Action, now time.Time, g ib.GID) []Action {
 	if g.IsZero() {
 		return dst
@@ -260,8 +260,8 @@ func (m *Machine) unwant(dst []Action, a netip.Addr, r Reason) []Action {
 		case was&(Always|ForAddress) == 0 && e.reasons == 0:
 			m.learned--
 		case was&(Always|ForAddress) != 0 && e.reasons != 0:
-			// Now the group counts against MaxGroups. The bound may be exceeded so for a while,
-			// by no more than the number of addresses.
+			// Now the group counts against MaxGroups. So the groups may exceed the bound for a
+			// while, by no more than the number of addresses.
 			m.learned++
 		}
 	}
@@ -332,8 +332,8 @@ func subnetBroadcast(p netip.Prefix) netip.Addr {
 	return netip.AddrFrom4(a)
 }
 
-// report applies one group record. The kernel speaks for all its sockets, so that its
-// leave ends what an earlier report or list of the kernel asked for.
+// report applies one group record. A leave of the kernel means that none of its sockets wants the
+// group. So it removes both reasons, an earlier report and the kernel's list.
 func (m *Machine) report(dst []Action, now time.Time, c ip.Change) []Action {
 	m.changes++
 	switch want, known := c.Wanted(); {
@@ -407,7 +407,7 @@ func (m *Machine) wake(dst []Action, now time.Time) []Action {
 	return dst
 }
 
-// Deadline says when the driver must send [Wake]; zero means never.
+// Deadline returns when the driver must send [Wake]; zero means never.
 func (m *Machine) Deadline() (t time.Time) {
 	for _, u := range m.wire { // a minimum: order does not matter
 		if !u.retry.IsZero() && (t.IsZero() || u.retry.Before(t)) {

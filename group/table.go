@@ -9,8 +9,8 @@ import (
 	"ipoibcm/wire/ip"
 )
 
-// A Table is what the data path needs to know about groups. It never changes,
-// so any goroutine may read it; a change publishes another one.
+// A Table is what the data path needs to know about groups. It never changes, so any goroutine may
+// read it. When something changes the Machine publishes another Table.
 type Table struct {
 	pkey      ib.PKey
 	scope     uint8
@@ -21,11 +21,10 @@ type Table struct {
 	broadcast map[netip.Addr]struct{} // subnet broadcasts
 }
 
-// MGIDFor returns the GID to which a packet for dst is sent on the UD QP: the
-// MGID of a group, the broadcast-GID for a limited or subnet broadcast, and
-// always the one underlay group on an IPv4 underlay. ok is false if dst is
-// unicast, or a group that never leaves the host. If copies of [Table.Replicate] is
-// true the packet goes to each of its peers instead.
+// MGIDFor returns the GID to which a packet for dst is sent on the UD QP: the MGID of a group, the
+// broadcast-GID for a limited or subnet broadcast, and always the one underlay group on an IPv4
+// underlay. ok is false if dst is unicast, or a group that never leaves the host. If
+// [Table.Replicate] returns copies as true, the packet is sent to each of the peers instead.
 func (t *Table) MGIDFor(dst netip.Addr) (g ib.GID, ok bool) {
 	if t.isSubnetBroadcast(dst) {
 		dst = ip.LimitedBroadcast
@@ -37,8 +36,8 @@ func (t *Table) MGIDFor(dst netip.Addr) (g ib.GID, ok bool) {
 	return g, ok
 }
 
-// Broadcast returns the GID of the broadcast group: where ARP requests and
-// Neighbor Solicitations for resolution go.
+// Broadcast returns the GID of the broadcast group, to which ARP requests and Neighbor
+// Solicitations for resolution are sent.
 func (t *Table) Broadcast() ib.GID {
 	if !t.underlay4.IsZero() {
 		return t.underlay4
@@ -46,8 +45,8 @@ func (t *Table) Broadcast() ib.GID {
 	return BroadcastGID(t.pkey, t.scope)
 }
 
-// IsGroup reports whether dst is multicast, or a limited or subnet broadcast:
-// such packets go by UD whatever connections there are (RFC 4755 section 2.1).
+// IsGroup reports whether dst is multicast, or a limited or subnet broadcast: such packets are sent
+// by UD whatever connections there are (RFC 4755 section 2.1).
 func (t *Table) IsGroup(dst netip.Addr) bool {
 	return ip.IsGroup(dst) || t.isSubnetBroadcast(dst)
 }
@@ -66,10 +65,10 @@ func (t *Table) SubnetBroadcasts() []netip.Addr {
 	return slices.SortedFunc(maps.Keys(t.broadcast), netip.Addr.Compare)
 }
 
-// Wanted reports whether an arriving IP packet for dst is for us as far as
-// groups go. Unicast always is. The check is needed because all groups of an IPv4 underlay
-// arrive by one group, several IPv6 groups share an MGID, and sockets get packets of
-// groups that other sockets on the host have joined.
+// Wanted reports whether we take an arriving IP packet for dst: one for a group only if we are
+// joined to that group, one for any other address always. The check is needed because all groups of
+// an IPv4 underlay arrive by one group, several IPv6 groups share an MGID, and the kernel also
+// gives sockets packets of groups that only other sockets on the host have joined.
 func (t *Table) Wanted(dst netip.Addr) bool {
 	if !ip.IsGroup(dst) {
 		return true

@@ -11,7 +11,8 @@ type GIDSet struct {
 }
 
 // NewGIDSet returns the set of GIDs that begin with one of prefixes. An IPv4 prefix stands for the
-// IPv4-mapped GIDs (::ffff:0:0/96) of its addresses.
+// IPv4-mapped GIDs (::ffff:0:0/96) of its addresses. An IPv6 prefix contains no IPv4-mapped GID,
+// not even ::/0.
 func NewGIDSet(prefixes []netip.Prefix) GIDSet {
 	sorted := make([]netip.Prefix, 0, len(prefixes))
 	for _, p := range prefixes {

@@ -64,7 +64,7 @@ type GUID uint64
 // String prints g in 16 hexadecimal digits, as ibstat does.
 func (g GUID) String() string { return fmt.Sprintf("0x%016x", uint64(g)) }
 
-// A LID is a 16-bit local identifier. RoCE uses PermissiveLID throughout.
+// A LID is a 16-bit local identifier. RoCE has none: there CM messages carry PermissiveLID.
 type LID uint16
 
 // PermissiveLID is what CM messages carry where there are no LIDs (RoCE).

@@ -2,7 +2,7 @@ package neigh
 
 import "time"
 
-// An instant is a time in nanoseconds since the base of the Table, a third of the size of a
+// An instant is a time in nanoseconds since the base of the Table. It has a third of the size of a
 // time.Time. Zero means never.
 type instant int64
 

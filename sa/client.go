@@ -15,8 +15,8 @@ import (
 
 // Options configures a Client. Only Rand must be set.
 type Options struct {
-	// Refresh is how often the Client joins groups and subscribes to notices again, less up to a
-	// tenth. Zero means 2 minutes, negative means never.
+	// Refresh is the interval at which the Client joins groups and subscribes to notices again,
+	// minus a random part of up to a tenth. Zero means 2 minutes, negative means never.
 	Refresh time.Duration
 	// Spread is the longest delay between a change and the first MAD. The delay is random, so that
 	// not all ports of a subnet send at once. Zero means 100 ms, negative means no delay.
@@ -43,7 +43,7 @@ const (
 	maxTraps     = 16 // traps subscribed to
 )
 
-// A State says how the administrator is reached.
+// A State is what the Client knows of the administrator.
 type State uint8
 
 // States.
@@ -65,7 +65,7 @@ type Client struct {
 	port  Port
 	state State
 	since time.Time
-	admin Address // where questions go
+	admin Address // to which questions are sent
 	info  wire.ClassPortInfo
 	heard time.Time // the last answer
 
@@ -147,8 +147,9 @@ func (c *Client) Step(dst []Action, now time.Time, ev Event) []Action {
 	return dst
 }
 
-// finish sends at once whatever ends a membership or subscription. If a Set for a group that is to
-// be left has no answer yet, finish does not wait for that, because the answer would come too late.
+// finish lifts MaxInFlight, so that Step sends at once the Deletes that end memberships and the
+// Sets that end subscriptions. If a group is to be left and its Set has no answer yet, finish does
+// not wait for the answer, because it would come too late.
 func (c *Client) finish() {
 	c.opt.MaxInFlight = math.MaxInt
 	for _, g := range c.order {
@@ -159,7 +160,7 @@ func (c *Client) finish() {
 	}
 }
 
-// Deadline says when the driver must send Wake; zero means never.
+// Deadline returns when the driver must send Wake; zero means never.
 func (c *Client) Deadline() time.Time {
 	if t := c.timers.First(); t != nil {
 		return t.deadline
@@ -176,7 +177,7 @@ func (c *Client) setState(s State) {
 	}
 }
 
-// setPort takes over the current state of the port.
+// setPort handles the event SetPort.
 func (c *Client) setPort(p Port) {
 	old := c.port
 	p.SubnetTimeout = cmp.Or(p.SubnetTimeout, 18)
@@ -192,7 +193,8 @@ func (c *Client) setPort(p Port) {
 	}
 }
 
-// begin starts again with the administrator at the port's subnet manager.
+// begin starts anew: it forgets the paths, and asks the administrator at the subnet manager's
+// address after a random delay.
 func (c *Client) begin() {
 	c.ask()
 	c.flush()
@@ -201,8 +203,8 @@ func (c *Client) begin() {
 	}
 }
 
-// ask repeats the question for the ClassPortInfo until the administrator answers; all other
-// questions wait.
+// ask starts the probe, which repeats the question for the ClassPortInfo until the administrator
+// answers; all other questions wait.
 func (c *Client) ask() {
 	c.setState(StateAsking)
 	c.atManager()
@@ -274,9 +276,9 @@ func (c *Client) probed(info wire.ClassPortInfo) {
 	}
 	c.setState(StateReady)
 	c.stop(c.probe)
-	// It may be another administrator than before, or one that has started anew. As a rule a try of
-	// the probe went unanswered then. If none did, it only missed one question, and the paths stay
-	// valid.
+	// The administrator may be another one than before, or may have started anew. In both cases, as
+	// a rule, the first try of the probe has no answer. If it has one, the administrator only
+	// missed a question before, and the paths stay valid.
 	c.renewAll()
 	if c.probe.tries > 0 {
 		c.flush()

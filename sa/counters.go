@@ -12,10 +12,10 @@ type Drop uint8
 
 // Reasons to drop.
 const (
-	DropMalformed Drop = iota // not a MAD of this class, or a field that cannot be
+	DropMalformed Drop = iota // not a MAD of this class, or a field has an impossible value
 	DropMethod                // neither the answer to the question nor a report
 	DropUnknown               // no question has its transaction ID
-	DropSource                // not from the LID to which the question went
+	DropSource                // not from the LID to which the question was sent
 	DropMismatch              // about something else than was asked
 	numDrops
 )
@@ -33,10 +33,10 @@ type (
 	byDrop [numDrops]uint64
 )
 
-// Name is that of a counter.
+// Name returns the name of counter k.
 func (*byKind) Name(k int) string { return kindNames[k] }
 
-// Name is that of a counter.
+// Name returns the name of counter d.
 func (*byDrop) Name(d int) string { return Drop(d).String() }
 
 // counts are the counters of a Client.
@@ -68,7 +68,7 @@ func (c *Client) Counters(f func(name string, value uint64)) { counters.Each(&c.
 type Info struct {
 	State State
 	Since time.Time
-	Admin Address            // where questions go
+	Admin Address            // to which questions are sent
 	Class wire.ClassPortInfo // zero before StateReady
 	Paths int                // known and in question
 	// InFlight counts questions without an answer yet, Waiting those not sent yet.
@@ -84,9 +84,9 @@ func (c *Client) Info() Info {
 // GroupInfo is the state of a group for display.
 type GroupInfo struct {
 	Join   Join
-	Joined bool                // the user has had Joined for this Join
+	Joined bool                // the Client has returned Joined for this Join
 	Group  wire.MCMemberRecord // if Joined
-	Failed *JoinFailed         // the JoinFailed that the user was last told, if any
+	Failed *JoinFailed         // the last JoinFailed, if the join still fails
 }
 
 // Groups lists the groups that the user has joined, in the order of their first Join.

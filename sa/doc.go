@@ -7,12 +7,12 @@
 // # The administrator
 //
 // The administrator is at the subnet manager's address, or where a redirection from there leads.
-// While the port has no subnet manager ([StateDown]) nothing is sent. Then one question for the
-// ClassPortInfo is repeated until something answers ([StateAsking]), and all other questions wait.
-// So an administrator that has just come back hears one MAD of each port, not all its questions.
-// Once it has answered ([StateReady]) at most Options.MaxInFlight questions are unanswered at a
-// time. A question that is not answered after all its repeats brings StateAsking back, unless the
-// administrator has answered another one meanwhile.
+// While the port has no subnet manager ([StateDown]) the Client sends nothing. Once it has one, the
+// Client repeats one question, for the ClassPortInfo, until it is answered ([StateAsking]), and all
+// other questions wait. So an administrator that has just come back receives one MAD of each port,
+// not all its questions. Once it has answered ([StateReady]) at most Options.MaxInFlight questions
+// are unanswered at a time. A question that is not answered after all its repeats brings
+// StateAsking back, unless the administrator has answered another one meanwhile.
 //
 // # Groups
 //
@@ -29,23 +29,26 @@
 //
 // # Paths
 //
-// # Query -> SendMAD Get … -> PathFound, or PathFailed
+//	Query -> SendMAD Get … -> PathFound, or PathFailed
 //
-// A path that was found is kept for Options.PathLife, a refusal for Options.FailedLife. Both are
-// forgotten when groups are joined again, except every Options.Refresh; [Flushed] tells of that if
-// paths had been found.
+// The Client keeps a path that was found for Options.PathLife, a refusal for Options.FailedLife. It
+// forgets both earlier on [Reregister], when the subnet manager or the port changes, and when the
+// administrator answers again after it missed the first try; if paths had been found it then
+// returns [Flushed]. It also forgets the paths to a port when a notice says that the port has
+// entered or left the subnet.
 //
 // # Promises
 //
 // A Join is answered with [Joined] or [JoinFailed], and then once for each change; the Client goes
-// on trying until it succeeds or the user leaves. Left comes exactly once for each Leave of a group
-// that was joined, and is the last action about the group, unless the user joins it again before.
-// PathFound or PathFailed comes exactly once for each path in question, however many Queries there
-// are meanwhile, at most Options.QueryTimeout after the first of them. Tries, groups, paths and
-// unanswered questions have bounds, and counters say what these refused.
+// on trying until it succeeds or the user leaves, unless the cause is NoRoom or BadArgument. Left
+// comes exactly once for each Leave of a group that was joined, and is the last action about the
+// group, unless the user joins it again before. PathFound or PathFailed comes exactly once for each
+// path in question, however many Queries there are meanwhile, at most Options.QueryTimeout after
+// the first of them. Tries, groups, paths and unanswered questions have bounds, and counters say
+// what these refused.
 //
-// An answer is believed if it has the transaction ID of an unanswered question, comes from the LID
-// where the question went, and matches what was asked.
+// The Client accepts an answer if it has the transaction ID of an unanswered question, is from the
+// LID to which the question was sent, and matches the question.
 //
 // Sources: IBA volume 1, chapters 13.4 and 15.2; RFC 4391 sections 5 and 10. How Linux asks:
 // drivers/infiniband/core/sa_query.c and multicast.c, and ulp/ipoib/ipoib_multicast.c. Missing:

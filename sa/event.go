@@ -10,7 +10,7 @@ import (
 	wire "ipoibcm/wire/sa"
 )
 
-// An Address is where a MAD goes, or came from.
+// An Address is the destination or the source of a MAD.
 type Address struct {
 	LID  ib.LID
 	SL   uint8
@@ -35,11 +35,11 @@ type Port struct {
 	LID    ib.LID
 	SMLID  ib.LID // zero if there has been no subnet manager
 	SMSL   uint8
-	GID    ib.GID // subnet prefix and port GUID: joins groups and is the source of paths
+	GID    ib.GID // subnet prefix and port GUID; the member of groups, and the source of paths
 	// SubnetTimeout is the longest time that a MAD takes to cross the subnet. Zero means 18 (1.07
 	// s).
 	SubnetTimeout ib.Timeout
-	// GRHRequired says that all packets of the port need a GRH.
+	// GRHRequired reports whether all packets of the port need a GRH.
 	GRHRequired bool
 }
 
@@ -59,14 +59,14 @@ func (p Port) wellKnown() ib.GID {
 // An Event is something that happened: one of the types of this file.
 type Event interface{ isEvent() }
 
-// SetPort tells the current state of the port. Repeating it is harmless.
+// SetPort sets the current state of the port. Repeating it is harmless.
 type SetPort struct{ Port }
 
 // Reregister says that the administrator may have forgotten our joins and subscriptions, or may
 // treat the port differently now: after a client reregister, an SM change or a P_Key change event.
 type Reregister struct{}
 
-// RecvMAD says that a MAD of this class arrived. The Client does not keep it.
+// RecvMAD says that a MAD of this class arrived. The Client does not keep MAD.
 type RecvMAD struct{ MAD *MAD }
 
 // Wake says that the deadline passed. Early ones are harmless.
@@ -91,12 +91,12 @@ func ParamsOf(r wire.MCMemberRecord) Params {
 }
 
 // Join makes the port a member of a group, and keeps it one. A Join for a group that is joined
-// already replaces the earlier one.
+// already replaces the earlier one; an equal Join changes nothing.
 type Join struct {
 	MGID ib.GID
 	PKey ib.PKey
-	// State is the kind of membership: FullMember, or one that only sends. An administrator that
-	// does not know SendOnlyFullMember is asked for SendOnlyNonMember.
+	// State is the kind of membership: FullMember, or one that only sends. If the administrator
+	// does not know SendOnlyFullMember, the Client asks for SendOnlyNonMember instead.
 	State wire.JoinState
 	// Create lets the administrator create the group with Params if it does not exist. If it
 	// exists, it must match Params.
@@ -104,8 +104,8 @@ type Join struct {
 	Params Params
 }
 
-// Leave ends a Join. With Forget the Client does not tell the administrator, for groups that other
-// users of this port need.
+// Leave ends a Join. With Forget the Client sends no Delete: that is for groups that other users of
+// this port need.
 type Leave struct {
 	MGID   ib.GID
 	Forget bool
@@ -131,8 +131,8 @@ type Subscribe struct{ Trap wire.Trap }
 // Unsubscribe ends a Subscribe.
 type Unsubscribe struct{ Trap wire.Trap }
 
-// Finish says that the user ends. The Client sends at once what ends memberships and subscriptions;
-// the driver need not wait for the answers.
+// Finish says that the user terminates, after its Leave and Unsubscribe events. The Client sends at
+// once all MADs that these events still need; the driver need not wait for the answers.
 type Finish struct{}
 
 func (SetPort) isEvent()     {}
@@ -150,8 +150,8 @@ func (Finish) isEvent()      {}
 // An Action is something the driver must do or tell the user: one of the types below.
 type Action interface{ isAction() }
 
-// SendMAD asks to send a MAD once. MAD is the driver's to keep. Wait is how long the Client waits
-// for an answer; zero means that none is expected.
+// SendMAD asks the driver to send MAD once. The driver may keep MAD. Wait is how long the Client
+// waits for an answer; zero means that none is expected.
 type SendMAD struct {
 	MAD  *MAD
 	Wait time.Duration
@@ -160,8 +160,8 @@ type SendMAD struct {
 // StateChanged says that the State has changed.
 type StateChanged struct{ State State }
 
-// Joined says that the port is a member of a group, and what the group is like. It comes again when
-// the group has changed.
+// Joined says that the port is a member of a group, and what the group is like. The Client returns
+// it again when the group has changed.
 type Joined struct{ Group wire.MCMemberRecord }
 
 // A Cause says why something failed.
@@ -192,9 +192,9 @@ type JoinFailed struct {
 	MGID   ib.GID
 	Cause  Cause
 	Status wire.Status // Refused
-	// NoGroup says that the group does not exist, or that the port cannot send to it:
-	// administrators do not tell the two apart. RFC 4391 section 10 then sends the packet to the
-	// all-routers group, or drops it.
+	// NoGroup reports whether the group does not exist, or the port cannot send to it: the answers
+	// of administrators do not distinguish the two. By RFC 4391 section 10 a sender then sends the
+	// packet to the all-routers group, or drops it.
 	NoGroup bool
 }
 
@@ -220,7 +220,7 @@ type Flushed struct{}
 // PathGone says that a port has left the subnet, so that no path leads to it: trap 65.
 type PathGone struct{ DGID ib.GID }
 
-// Noticed says that a notice came to which the user had subscribed.
+// Noticed says that a notice of a trap arrived to which the user has subscribed.
 type Noticed struct {
 	Trap wire.Trap
 	GID  ib.GID // traps 64 to 67: of the port or the group

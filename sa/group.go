@@ -10,15 +10,15 @@ import (
 // A group is one multicast group that the user has joined, or is leaving.
 type group struct {
 	join  Join
-	asked Join           // the Join of which the last question asked
+	asked Join           // the Join for which the last question was made
 	want  wire.JoinState // zero means that the group is to be left
 	held  wire.JoinState // the membership at the administrator, as far as we know
-	// stale says that held may be wrong.
+	// stale is set if held may be wrong.
 	stale bool
-	// record is that of the last answer; told says whether the user has it.
+	// record is that of the last answer; told is set if the user has got it in Joined.
 	record wire.MCMemberRecord
 	told   bool
-	// failed is the last JoinFailed for the user; failing says that it still holds.
+	// failed is the last JoinFailed for the user; failing is set while it holds.
 	failed  JoinFailed
 	failing bool
 	task    *task
@@ -63,7 +63,7 @@ func (c *Client) leave(ev Leave) {
 	c.hasten(g)
 }
 
-// remove forgets g and tells the user that it is left.
+// remove forgets g and returns Left to the user.
 func (c *Client) remove(g *group) {
 	c.stop(g.task)
 	delete(c.groups, g.join.MGID)
@@ -96,7 +96,8 @@ func (c *Client) wanted(g *group) wire.JoinState {
 	return w
 }
 
-// groupQuestion returns the next question about g. ok is false if there is none.
+// groupQuestion returns the next question about g. If there is none it returns false, after it has
+// removed g if g was to be left, or else has set the time of the next refresh.
 func (c *Client) groupQuestion(g *group) (wire.Message, bool) {
 	want := c.wanted(g)
 	g.asked = g.join
@@ -199,8 +200,8 @@ func (c *Client) tellFailed(g *group, f JoinFailed) {
 }
 
 // noGroup reports whether status s of a refused join means that the group does not exist and that
-// the join cannot create it. To a join that may not create a group opensm says only that the
-// request is invalid.
+// the join cannot create it. If the join state asked for may not create a group, opensm answers
+// only that the request is invalid.
 func noGroup(s wire.Status, asked wire.JoinState) bool {
 	mayMake := asked&(wire.FullMember|wire.SendOnlyFullMember) != 0
 	return s == wire.StatusInsufficientComponents || s == wire.StatusNoRecords || s == wire.StatusInvalid && !mayMake

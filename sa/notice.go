@@ -7,7 +7,7 @@ import (
 	wire "ipoibcm/wire/sa"
 )
 
-// A subscription is that to the notices of one trap.
+// A subscription is our subscription to the notices of one trap.
 type subscription struct {
 	trap   wire.Trap
 	wanted bool
@@ -140,9 +140,10 @@ func (c *Client) report(in *MAD, m wire.Message) {
 	}
 }
 
-// groupDeleted handles the notice that group g was deleted. A group that the port only sends to may
-// be deleted while the port needs it, and the user is told. If the port is a full member the group
-// lives as long as the membership: the notice may be old.
+// groupDeleted handles the notice that group g was deleted, and joins it again. A group lives as
+// long as it has a member with FullMember or SendOnlyFullMember. If the port is such a member, the
+// notice may be old. If not, the group may be deleted while the port needs it, and the user gets
+// JoinFailed.
 func (c *Client) groupDeleted(g *group) {
 	if g == nil || g.want == 0 {
 		return

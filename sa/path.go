@@ -74,8 +74,8 @@ func (c *Client) pathOf(r wire.PathRecord) verbs.Path {
 	}
 }
 
-// newPath adds a path. If MaxPaths is reached it forgets the one not used for longest that is not
-// in question; it returns nil if all are.
+// newPath adds a path. If MaxPaths is reached it forgets the path that was used longest ago and is
+// not in question; it returns nil if all are in question.
 func (c *Client) newPath(key PathKey) *path {
 	if len(c.paths) >= c.opt.MaxPaths {
 		old := c.oldest
@@ -127,7 +127,7 @@ func (c *Client) pathFailed(p *path, cause Cause, s wire.Status) {
 	}
 }
 
-// flush forgets all paths but those in question.
+// flush forgets all paths but those in question, and returns Flushed if one of them had been found.
 func (c *Client) flush() {
 	told := false
 	for _, p := range c.pathsInOrder() {

@@ -71,7 +71,8 @@ func (c *Client) answered(t *task, r wire.Record) bool {
 	return true
 }
 
-// busy handles a BUSY answer: t is asked again later, or fails after too many.
+// busy handles a BUSY answer: t is sent again later. After more than MaxBusy in a row it fails,
+// unless it is the probe.
 func (c *Client) busy(t *task) {
 	c.counters.busy++
 	d := busyWait << min(t.busies, 8)
@@ -90,7 +91,8 @@ func (c *Client) busy(t *task) {
 	c.pause(t, max(d, time.Millisecond))
 }
 
-// redirected handles a redirection to another port: all further questions go there (IBA 13.5.2).
+// redirected handles a redirection to another port: all further questions are sent there (IBA
+// 13.5.2).
 func (c *Client) redirected(t *task, m wire.Message) {
 	info, ok := m.Record.(wire.ClassPortInfo)
 	l := info.Redirect

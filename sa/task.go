@@ -19,7 +19,7 @@ const (
 	maxFailWait  = 16 * time.Second
 )
 
-// A kind says what a task asks for.
+// A kind is what a task asks for.
 type kind uint8
 
 const (
@@ -30,7 +30,7 @@ const (
 	numKinds
 )
 
-// A status says where a task is.
+// A status is the state of a task.
 type status uint8
 
 const (
@@ -52,7 +52,7 @@ type task struct {
 	tid      uint64
 	to       Address
 	msg      wire.Message // the question as last sent
-	asked    time.Time    // first
+	asked    time.Time    // when msg was first sent
 	tries    int
 	busies   int
 	hops     int // redirects
@@ -108,7 +108,7 @@ func (c *Client) enqueue(t *task) {
 	}
 }
 
-// pause enqueues t after d.
+// pause makes t wait for d before it is queued.
 func (c *Client) pause(t *task, d time.Duration) {
 	c.stop(t)
 	t.status = pausing

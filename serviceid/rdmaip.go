@@ -1,7 +1,7 @@
 package serviceid
 
-// baseRDMAIP is the RDMA IP CM service of IBA annex A11: the octet above the port
-// is the IP protocol number whose port space it is.
+// baseRDMAIP is the RDMA IP CM service of IBA annex A11: the octet above the port is the IP
+// protocol number, which selects the port space.
 const baseRDMAIP ID = 0x00_00_0000_01_00_0000
 
 // protocolTCP is the port space that librdmacm calls RDMA_PS_TCP.

@@ -4,15 +4,15 @@ import (
 	"ipoibcm/ib"
 )
 
-// A Path describes how packets get from a port of ours to another port. It holds all that address
-// handles, connections and the messages that set up connections need. On RoCE the GID alone leads
-// to the destination, and [PathTo] fills in the rest. On InfiniBand the subnet administrator
-// answers with the path (package sa).
+// A Path describes how packets get from a port of ours to another port. It holds everything that
+// address handles, connections and the messages that set up connections need. On RoCE the GID is
+// enough to reach the destination, and [PathTo] fills in the rest. On InfiniBand the subnet
+// administrator returns the path (package sa).
 type Path struct {
 	SGID, DGID ib.GID
 	SLID, DLID ib.LID // InfiniBand; zero on RoCE
-	// GRH says that packets carry a GRH: always on RoCE, and on InfiniBand to another subnet or
-	// where the port requires it. FlowLabel, TrafficClass and HopLimit are fields of the GRH.
+	// GRH reports whether packets carry a GRH: always on RoCE, and on InfiniBand to another subnet
+	// or where the port requires it. FlowLabel, TrafficClass and HopLimit are fields of the GRH.
 	GRH          bool
 	FlowLabel    uint32 // 20 bits
 	TrafficClass uint8

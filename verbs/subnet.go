@@ -13,8 +13,8 @@ type SubnetProvider interface {
 	SubnetPort() SubnetPort
 }
 
-// A SubnetPort is access to QP 1 for the MADs of subnet administration: class 3,
-// version 2. Package sa says what is in them.
+// A SubnetPort is access to QP 1 for the MADs of subnet administration: class 3, version 2. Package
+// sa makes and reads them.
 type SubnetPort interface {
 	// SendSubnet sends m once, unreliably. If m asks for an answer, the port accepts that answer
 	// until wait is over.
@@ -22,8 +22,8 @@ type SubnetPort interface {
 	// SubnetMADs is the bounded channel of MADs that arrive. When its reader lags, MADs are dropped
 	// and counted. It is closed with the provider.
 	SubnetMADs() <-chan *SubnetMAD
-	// Reports says whether the administrator's reports, which answer no question, come through
-	// SubnetMADs. The kernel gives the reports of a port to one process only.
+	// Reports reports whether SubnetMADs also delivers the administrator's reports, which answer no
+	// question. The kernel gives the reports of a port to one process only.
 	Reports() bool
 }
 

@@ -14,7 +14,7 @@ type Threader interface {
 	// runs their handlers ([CallbackCQ]), and polls the descriptor given to [FDPoller]. Everything
 	// else belongs to the whole provider, whose own methods stand for thread 0.
 	Thread(i int) Provider
-	// Steering says whether packets come directly to the thread of their queue pair. If they do
-	// not, the thread that received a packet delivers it.
+	// Steering returns whether the kernel or the device delivers packets directly to the thread of
+	// their queue pair. If not, the thread that receives a packet passes it on.
 	Steering() Offload
 }

@@ -43,9 +43,9 @@ const GRHLen = 40
 
 // A Provider is one open RDMA device and port.
 type Provider interface {
-	// Caps says what the provider can do. It does not change.
+	// Caps returns what the provider can do. The result does not change.
 	Caps() Caps
-	// Port returns the current state of the port; an [Event] tells when it has changed.
+	// Port returns the current state of the port. The provider reports changes of it as an [Event].
 	Port() Port
 
 	// Alloc returns n octets of registered memory, page-aligned and zeroed,
@@ -92,11 +92,11 @@ type Caps struct {
 	RDMA     bool // RDMA WRITE and RDMA READ
 	Inv      bool // SEND with invalidate
 	MAD      bool // MADPort is not nil
-	// IWARP says that reliable queue pairs are TCP connections, as libibverbs' transport type does.
-	// There is no immediate data. A send or write completes when its buffer is the caller's again,
-	// not when the peer has the data. If the peer then refuses it, the queue pair goes to
-	// [StateError] with a QPFatal, and the completion does not show it. Timeouts and retry counts
-	// are TCP's own. The tap sees nothing.
+	// IWARP reports whether reliable queue pairs are TCP connections, as libibverbs' transport type
+	// does. There is no immediate data. A send or write completes when its buffer is the caller's
+	// again, not when the peer has the data. If the peer then refuses the message, the queue pair
+	// moves to [StateError] with a QPFatal event, and no completion shows the refusal. Timeouts and
+	// retry counts are TCP's own. The tap sees nothing.
 	IWARP bool
 
 	Multicast bool
@@ -123,8 +123,8 @@ type Port struct {
 	UnderlayIf string // network device below, "" on InfiniBand
 	UnderMTU   int    // its MTU in octets, 0 if unknown
 
-	// InfiniBand says that the link layer is InfiniBand: paths come from the subnet administrator
-	// ([SubnetProvider]). The fields below are zero on Ethernet.
+	// InfiniBand reports whether the link layer is InfiniBand: then paths come from the subnet
+	// administrator ([SubnetProvider]). The fields below are zero on Ethernet.
 	InfiniBand bool
 	SMLID      ib.LID // of the subnet manager; zero if there has been none
 	SMSL       uint8
@@ -133,7 +133,7 @@ type Port struct {
 	GRHRequired   bool // all packets of the port need a GRH
 }
 
-// Access says what a region may be used for, beyond local sends and receives.
+// Access is what peers may do with a region. Local sends and receives need no right.
 type Access uint8
 
 // Access rights.
@@ -296,8 +296,8 @@ type CallbackCQ interface {
 	CQ
 	// OnReady makes the provider call f whenever it has added completions; f polls until the CQ is
 	// empty. The calls come from a goroutine of the provider, with no lock held and never two at
-	// once. OnReady replaces Wait and is called before the CQ is used. After Destroy has returned f
-	// is not running and is not called any more.
+	// once. The user calls OnReady before it uses the CQ, and does not call Wait. After Destroy has
+	// returned f is not running and is not called any more.
 	OnReady(f func())
 }
 
@@ -322,14 +322,16 @@ type DatagramSource struct {
 // that they cost the provider nothing. It is optional.
 type FloodFilterer interface {
 	DatagramFilterer
-	// FilterFlood drops IP packets in datagrams to the queue pair of FilterDatagrams, or to a
-	// group, without calling pass. Exempt are datagrams of known sources (and of a few sources that
-	// look like them), and of one slice in [FloodSlices] of the unknown sources. Each call admits
-	// the next slice. Neighbour discovery, ARP and CM pass. Nil ends it.
+	// FilterFlood drops datagrams to the queue pair of FilterDatagrams, or to a group, that hold an
+	// IP packet, without calling pass. It spares datagrams of known sources (and of a few sources
+	// whose hash is the same). The unknown sources form [FloodSlices] slices, and it spares one
+	// slice at a time; each call moves to the next slice. Neighbour discovery, ARP and CM always
+	// pass. A nil known ends the filtering.
 	FilterFlood(known []DatagramSource)
 }
 
-// FloodSlices is how many slices unknown sources form. Each FilterFlood call admits the next slice.
+// FloodSlices is how many slices the unknown sources form. Each call of FilterFlood spares the next
+// slice.
 const FloodSlices = 8
 
 // An FDPoller is a provider whose receiving goroutine can also poll a descriptor of its user. One
@@ -540,7 +542,7 @@ type Health struct {
 	Retransmits uint64 // packets sent again, included in Packets
 	Timeouts    uint64 // of the ACK timer
 	Probes      uint64 // packets sent again as a probe before the ACK timer expired
-	NotReady    uint64 // RNR NAKs that came
+	NotReady    uint64 // RNR NAKs received
 }
 
 // An AHAttr is the address of a peer's port, with the attributes of the path there.
@@ -569,8 +571,8 @@ type AH interface {
 type ClassAH interface {
 	AH
 	// WithClass returns an address handle that leads to the same destination and gives its packets
-	// the traffic class. Calls with one class return the same handle. It ends with the handle it
-	// was made from.
+	// the traffic class. Calls with one class return the same handle. Destroy of the original
+	// handle ends it too.
 	WithClass(class uint8) AH
 }
 
@@ -601,7 +603,7 @@ type MADPort interface {
 	MADs() <-chan *MAD
 }
 
-// An EventKind says what an Event is about.
+// An EventKind is the kind of an Event.
 type EventKind uint8
 
 // Kinds of events.

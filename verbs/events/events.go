@@ -1,5 +1,5 @@
-// Package events holds what a provider needs to tell its user something: a queue of asynchronous
-// events, and the tap that is shown packets.
+// Package events holds two things with which a provider notifies its user: a queue of asynchronous
+// events, and the tap, which sees all packets.
 package events
 
 import (

@@ -10,8 +10,8 @@ import (
 
 var uc = options{transport: ib.UC, psn: 0xfffff0}
 
-// arrives makes from send wr, up to five times, until n has received something: UC may lose
-// messages.
+// arrives posts wr on the end from, and returns the completion of the receive on n. It tries five
+// times at most, because UC may lose messages.
 func (n *end) arrives(from *end, wr verbs.SendWR) verbs.WC {
 	n.Helper()
 	for range 5 {

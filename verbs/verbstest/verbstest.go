@@ -27,9 +27,9 @@ type Pair struct {
 	// MGID is a group to which both ports can attach. Zero means ff12:401b:ffff::ffff:ffff, or
 	// ::ffff:239.192.255.255 if the first GID of A is an IPv4 address.
 	MGID ib.GID
-	// Instead lists, by the status that the contract expects of a failed request, others that A and
-	// B may report. Devices differ there. That the request fails, and the queue pair with it, is
-	// not negotiable.
+	// Instead maps a status that the contract expects of a failed request to other statuses that A
+	// and B may report, because devices differ there. The request must fail, and the queue pair
+	// with it, in any case.
 	Instead map[verbs.Status][]verbs.Status
 }
 
@@ -257,7 +257,7 @@ func (n *end) buf(size int) []verbs.SGE {
 	return []verbs.SGE{{Region: r, Buf: r.Buf[:size]}}
 }
 
-// filled returns what buf does, filled with [pattern].
+// filled returns an SG list as buf does, with octets from [pattern].
 func (n *end) filled(size, seed int) []verbs.SGE {
 	n.Helper()
 	sg := n.buf(size)
