@@ -1,15 +1,15 @@
 // Package membership knows who is on a link whose underlay carries no multicast: the
 // hosts that each get a copy of every broadcast.
 //
-// A [Source] tells [Event]s: a whole list, that the last list is still right, or why there is none. From
-// these a [Tracker] makes the list that counts, a [Snapshot], which is always the last good one. No list
-// shrinks because a source fails, answers nothing after it had answered something, or has a record that
-// cannot be read.
+// A [Source] reports [Event]s: a whole list, that its last list is still right, or why it has none. From
+// these a [Tracker] makes the list in use, a [Snapshot], which is always the last good list. That list does
+// not shrink because a source fails, returns an empty list after one with members, or has a record that
+// cannot be parsed.
 //
-// This package is the pure part: members, their text and JSON forms, and the Tracker.
-// Package membership/source asks files and DNS, membership/etcd asks etcd. A member is believed in one
-// respect only: it gets copies of our broadcasts, and is asked first for an address that it publishes.
-// Whether it is who it says is for address resolution and the CM, as on any link.
+// This package is the pure part: members, their text and JSON forms, and the Tracker. Package
+// membership/source asks files and DNS, membership/etcd asks etcd. To be a member has two effects only: the
+// host gets copies of our broadcasts, and we ask it first for an address that it publishes. Whether it
+// really has the address is decided by address resolution and the CM, as on any link.
 package membership
 
 import (
@@ -45,7 +45,7 @@ type Member struct {
 	By  string // where it was found: the key, the line, the name that was looked up
 }
 
-// check says what is wrong with m.
+// check returns what is wrong with m, nil if nothing is.
 func (m *Member) check() error {
 	switch {
 	case !ValidID(m.ID):
@@ -79,20 +79,20 @@ func ValidID(s string) bool {
 	}) < 0
 }
 
-// Equal reports whether m and o say the same.
+// Equal reports whether all fields of m and o are equal.
 func (m *Member) Equal(o *Member) bool {
 	return m.ID == o.ID && m.QPN == o.QPN && m.By == o.By && slices.Equal(m.GIDs, o.GIDs) && slices.Equal(m.IPs, o.IPs)
 }
 
 // A Source finds out who is on the link.
 type Source interface {
-	// Name is the source as its user wrote it, without secrets.
+	// Name returns the source as its user wrote it, without secrets.
 	Name() string
-	// Run tells events until ctx ends. It goes on after every failure.
+	// Run calls tell for each event until ctx ends. It goes on after every failure.
 	Run(ctx context.Context, tell func(Event))
 }
 
-// A Publisher is a Source to which we can say that we are on the link too.
+// A Publisher is a Source in which this host can publish a record of itself.
 type Publisher interface {
 	Source
 	// Publish replaces the record of us that others find. It does not block. The source fills in the
@@ -100,7 +100,7 @@ type Publisher interface {
 	Publish(Member)
 }
 
-// An Event is what a source tells.
+// An Event is what a Source reports.
 type Event interface{ event() }
 
 // Events.
@@ -109,13 +109,14 @@ type (
 	Listed struct {
 		Members  []Member
 		Revision uint64 // of the source; zero if it has none
-		Bad      []Bad  // members whose records cannot be read
+		Bad      []Bad  // members whose records cannot be parsed
 	}
 	// Current says that the last list is still the whole list.
 	Current struct{}
 	// Failed says that the source cannot say who is there.
 	Failed struct{ Err error }
-	// Published says whether others find us at the source: Err is nil then, else it says why not.
+	// Published reports whether others find us at the source: Err is nil if they do, else the reason why
+	// not.
 	Published struct{ Err error }
 )
 
@@ -124,23 +125,23 @@ func (Current) event()   {}
 func (Failed) event()    {}
 func (Published) event() {}
 
-// A Bad is a member that is on the list, and whose record cannot be read.
+// A Bad is a member on the list whose record cannot be parsed.
 type Bad struct {
 	ID  string
 	Err error
 }
 
-// A Snapshot is the list that counts.
+// A Snapshot is the list in use.
 type Snapshot struct {
 	Source   string
 	Members  []Member  // by ID
 	Revision uint64    // of the source; zero if it has none
 	Changed  time.Time // when Members last changed
 	At       time.Time // when the list was last known to be right; zero: never
-	Saved    bool      // the list is of before the start, and no source has confirmed it since
+	Saved    bool      // the list is from before the start, and the source has not confirmed it yet
 	Failing  time.Time // since when the source fails; zero if it does not
 	Err      error     // why the source fails, or what of the list cannot be used
-	// Published says that others find us at the source, Unpublished why they do not.
+	// Published is set if others find us at the source. Unpublished is the reason if they do not.
 	Published   bool
 	Unpublished error
 	// Held are members that the source does not name any more. They stay for a while, because the
@@ -148,28 +149,28 @@ type Snapshot struct {
 	Held []string
 }
 
-// errEmpty is the failure of a source that knew somebody and knows nobody any more.
+// errEmpty is the failure of a source that returns an empty list after one with members.
 var errEmpty = errors.New("the source names nobody any more; its last list stays, and a restart without " +
 	"state_dir takes an empty one")
 
 // Options configures a Tracker.
 type Options struct {
 	Source string // its name
-	// Grace is how long members stay that are missing when the source is back after a failure: they may
-	// be on their way back too. Zero means that such members go at once.
+	// Grace is how long the Tracker keeps members that are missing from the first list after a failure of
+	// the source: they too may be about to return. Zero means that it drops them at once.
 	Grace time.Duration
 }
 
-// A Tracker keeps the list that counts. It is not safe for concurrent use.
+// A Tracker keeps the list in use. It is not safe for concurrent use.
 type Tracker struct {
 	o    Options
 	now  Snapshot
-	held map[string]time.Time // members that are missing, and when they go
+	held map[string]time.Time // members that are missing, and when each is dropped
 	last []Member             // the last list of the source, without held members
 	back time.Time            // until when members that are missing are held
-	// returned says that the source is back after a failure, and that no list has come since. A member
-	// that the next list lacks may be on its way back. One that the next list has and a later one lacks
-	// is gone.
+	// returned is set if the source works again after a failure, and has reported no list since. A member
+	// that the next list lacks may be about to return. A member that the next list has and a later one
+	// lacks is gone.
 	returned bool
 
 	failures, refused uint64
@@ -180,7 +181,7 @@ func NewTracker(o Options) *Tracker {
 	return &Tracker{o: o, now: Snapshot{Source: o.Source}, held: map[string]time.Time{}}
 }
 
-// Restore takes a list that was kept before the start.
+// Restore sets the list to one that was saved before the start.
 func (t *Tracker) Restore(s Snapshot) {
 	t.now.Members, t.now.Revision, t.now.At, t.now.Changed, t.now.Saved = bounded(s.Members), s.Revision, s.At,
 		s.Changed, true
@@ -194,10 +195,10 @@ func (t *Tracker) Snapshot() Snapshot { return t.now }
 // Failures returns how many times the source has failed.
 func (t *Tracker) Failures() uint64 { return t.failures }
 
-// Refused returns how many records of members could not be used.
+// Refused returns how many records of members could not be used, counted in each list.
 func (t *Tracker) Refused() uint64 { return t.refused }
 
-// Step takes an event at time now and reports whether the list has changed.
+// Step applies ev at time now and reports whether the list has changed.
 func (t *Tracker) Step(now time.Time, ev Event) (changed bool) {
 	switch ev := ev.(type) {
 	case Listed:
@@ -315,7 +316,7 @@ func bounded(list []Member) []Member {
 	return list[:min(len(list), MaxMembers)]
 }
 
-// find returns the member of a sorted list, nil if it is not there.
+// find returns the member of a sorted list that has the ID id, nil if there is none.
 func find(list []Member, id string) *Member {
 	i, ok := slices.BinarySearchFunc(list, id, func(m Member, id string) int { return cmp.Compare(m.ID, id) })
 	if !ok {
@@ -324,8 +325,8 @@ func find(list []Member, id string) *Member {
 	return &list[i]
 }
 
-// GIDs returns the GIDs of all members, each once, without except and those that allow refuses. They come
-// in the order of the list.
+// GIDs returns the GIDs of all members, each once, in the order of the list. It leaves out the GID except,
+// and those for which allow returns false.
 func (s *Snapshot) GIDs(except ib.GID, allow func(ib.GID) bool) []ib.GID {
 	seen := map[ib.GID]bool{except: true}
 	var out []ib.GID
@@ -340,8 +341,8 @@ func (s *Snapshot) GIDs(except ib.GID, allow func(ib.GID) bool) []ib.GID {
 	return out
 }
 
-// Hints returns the GID of each published address. If two members publish the same address, the first by
-// name counts; Claims shows all.
+// Hints returns for each published address the first GID of the member that publishes it. If several
+// members publish the same address, the first by name counts; Claims returns all.
 func (s *Snapshot) Hints() map[netip.Addr]ib.GID {
 	out := map[netip.Addr]ib.GID{}
 	for _, m := range s.Members {

@@ -28,7 +28,7 @@ type record struct {
 	QPN     string   `json:"qpn,omitempty"`
 }
 
-// AppendRecord appends what m publishes of itself to b, as JSON.
+// AppendRecord appends the record that m publishes to b, as JSON.
 func AppendRecord(b []byte, m Member) ([]byte, error) {
 	r := record{Version: RecordVersion}
 	for _, g := range m.GIDs {
@@ -47,7 +47,7 @@ func AppendRecord(b []byte, m Member) ([]byte, error) {
 	return append(b, j...), err
 }
 
-// ParseRecord reads the record that member id published. by says where it was found.
+// ParseRecord reads the record that member id published. by becomes its By, the place where it was found.
 func ParseRecord(id, by string, b []byte) (Member, error) {
 	m := Member{ID: id, By: by[:min(len(by), maxByLen)]}
 	if len(b) > maxRecordLen {
@@ -92,8 +92,8 @@ func ParseRecord(id, by string, b []byte) (Member, error) {
 const maxListLen = 4 << 20
 
 // ParseList reads a list of members as a file has it: one on each line, first its name, then its GIDs, and
-// any of ip=ADDRESS and qpn=NUMBER. A line with one GID alone is a member of that name. Blank lines are
-// skipped, and so is what follows #. name is the file's.
+// any of ip=ADDRESS and qpn=NUMBER. A line with nothing but one GID is a member with that GID, which is
+// also its name. ParseList skips blank lines, and what follows a #. name is the file's name, for By.
 func ParseList(name string, b []byte) ([]Member, error) {
 	if len(b) > maxListLen {
 		return nil, fmt.Errorf("%d octets, at most %d can be", len(b), maxListLen)

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A saved list is the last good list on disk, for a start at which its source cannot be asked: 16 octets of
-// header and JSON. Two files take turns, so that a write that is cut short leaves the list before.
+// A saved list is the last good list on disk, for a start while its source does not answer. It is a header
+// of 16 octets, and JSON. Two files take turns, so that a write that is cut short leaves the previous list.
 //
 //	octets  0-3   "IPML"
 //	        4-7   CRC-32C of all that follows
@@ -25,7 +25,7 @@ const (
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 
-// A savedList is the JSON of a saved list. Link says for which link the list is.
+// A savedList is the JSON of a saved list of link Link.
 type savedList struct {
 	Version  int           `json:"v"`
 	Link     string        `json:"link"`
@@ -41,7 +41,7 @@ type savedMember struct {
 	Record json.RawMessage `json:"record"`
 }
 
-// AppendSaved appends s to b as it is kept on disk for link.
+// AppendSaved appends s, the list of link, to b in the format of the files on disk.
 func AppendSaved(b []byte, link string, generation uint32, s Snapshot) ([]byte, error) {
 	l := savedList{Version: RecordVersion, Link: link, Source: s.Source, At: s.At.UTC(), Revision: s.Revision,
 		Members: []savedMember{}}

@@ -49,7 +49,7 @@ type conn struct {
 }
 
 // tx returns the connection for sending to link, up or being set up, nil if there is
-// none. To Linux the flags are part of the address.
+// none. The flags are part of the address, but not to WinOFED.
 func (p *Peer) tx(link encap.LinkAddr) *conn {
 	for _, c := range p.conns {
 		same := c.link == link || p.prof.onAnswer && c.link.Key() == link.Key()
@@ -209,9 +209,9 @@ func (p *Peer) reject(to ib.GID, req mad.REQ, why mad.RejectReason, private []by
 	p.sendMAD(to, rej)
 }
 
-// recvREQ accepts a REQ, to receive only. A connection is known by (CA GUID,
-// communication ID), and stale by (CA GUID, QPN): GIDs do not matter, as in the
-// kernel.
+// recvREQ accepts a REQ, to receive only. A REQ is a repeat if its CA GUID and
+// communication ID are those of a connection, and shows that a connection is stale if its
+// CA GUID and QPN are: GIDs do not matter, as in the kernel.
 func (p *Peer) recvREQ(from ib.GID, req mad.REQ) {
 	form, qpn := serviceid.Parse(req.ServiceID)
 	for _, c := range p.conns {
@@ -382,8 +382,8 @@ func (p *Peer) fail(c *conn) {
 	p.remove(c)
 }
 
-// recvREJ takes every reason for a failure, 28 too: no crossing is known here
-// (ipoib_cm.c).
+// recvREJ treats a REJ with any reason as a failure, 28 too: these implementations do not
+// know crossing REQs (ipoib_cm.c).
 func (p *Peer) recvREJ(rej mad.REJ) {
 	i := slices.IndexFunc(p.conns, func(c *conn) bool { return c.local == rej.RemoteCommID })
 	if i < 0 && rej.Reason == mad.RejTimeout && rej.ARILength >= 8 {
@@ -407,7 +407,7 @@ func (p *Peer) recvREJ(rej mad.REJ) {
 }
 
 // recvDREQ ends a connection. A DREQ that names another QPN is dropped. A DREQ with
-// unknown IDs is answered.
+// unknown IDs, or for a connection that is gone, is answered.
 func (p *Peer) recvDREQ(from ib.GID, dreq mad.DREQ) {
 	drep := mad.DREP{TransactionID: dreq.TransactionID, LocalCommID: dreq.RemoteCommID, RemoteCommID: dreq.LocalCommID}
 	c := p.byIDs(dreq.RemoteCommID, dreq.LocalCommID)
@@ -435,7 +435,8 @@ func (p *Peer) bye(c *conn) {
 	p.keepSending(c, msg)
 }
 
-// gone puts c into TIMEWAIT. What it keeps is enough to find later connections stale.
+// gone puts c into TIMEWAIT. c keeps the peer's CA GUID, QPN and communication ID, so
+// that a later REQ can be found stale.
 func (p *Peer) gone(c *conn) {
 	p.destroyQP(c)
 	c.state, c.msg, c.deadline = stateGone, nil, p.now().Add(timewait)

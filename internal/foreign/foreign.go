@@ -49,7 +49,7 @@ type profile struct {
 	rtuData   bool             // an RTU has private data
 	readsMTU  bool             // sends no more than the REP's Receive MTU
 	checks    bool             // checks a REQ: UD QPN, Receive MTU, no second connection
-	onAnswer  bool             // connects on an ARP reply with flags 0x80 only, and after a passive RTU
+	onAnswer  bool             // connects only on an ARP reply with flags 0x80, or when a peer has connected
 	fallback  bool             // sends by UD while there is no connection
 	idleTx    time.Duration    // how long it keeps its own unused connections; zero means for ever
 	idleRx    time.Duration    // how long it keeps unused connections of its peers, likewise
@@ -89,7 +89,8 @@ type Options struct {
 	Addrs   []netip.Addr // of the host
 	PathMTU ib.MTU       // zero means 1024
 	UDMTU   int          // octets of IP; zero means 2044
-	// ReceiveMTU is announced. WinOFED compares that of a REQ with it. Zero means 65524.
+	// ReceiveMTU is announced. WinOFED rejects a REQ with a greater one. Zero means
+	// 65524.
 	ReceiveMTU uint32
 	// Deaf makes the peer reject every REQ, as if it had no connected mode in spite of its flags.
 	Deaf bool
@@ -109,7 +110,7 @@ type Port interface {
 	DestroyQP(qpn ib.QPN)
 	// Deliver hands an IP packet to the peer's host.
 	Deliver(pkt []byte)
-	// Tell shows people what the peer does.
+	// Tell gets a text for people about what the peer does.
 	Tell(text string)
 }
 
@@ -127,7 +128,7 @@ type Peer struct {
 	lastComm  uint32
 	sulkUntil time.Time
 
-	// Died says what the peer did not survive; empty if it lives.
+	// Died is what the peer did not survive; empty if it lives.
 	Died string
 	// Count counts what happened, by name.
 	Count map[string]int
@@ -179,8 +180,8 @@ func (p *Peer) Announce(flags encap.Flags) { p.link.Flags = flags }
 // Dial opens a connection to link, even if there is one already, as after a crash.
 func (p *Peer) Dial(link encap.LinkAddr) { p.connect(link) }
 
-// Vanish forgets everything without a word, as a host that loses power and is
-// back at once with the same UD QPN.
+// Vanish forgets everything and sends nothing, as a host that loses power and is back at
+// once with the same UD QPN.
 func (p *Peer) Vanish() {
 	for _, c := range p.conns {
 		p.destroyQP(c)
@@ -189,7 +190,7 @@ func (p *Peer) Vanish() {
 	p.lastComm = p.opt.Rand.Uint32()
 }
 
-// Deadline says when Wake is due; zero means never.
+// Deadline returns when Wake is due; zero means never.
 func (p *Peer) Deadline() (t time.Time) {
 	add := func(d time.Time) {
 		if !d.IsZero() && (t.IsZero() || d.Before(t)) {
@@ -205,7 +206,7 @@ func (p *Peer) Deadline() (t time.Time) {
 	return t
 }
 
-// Wake lets everything run that is due.
+// Wake handles all deadlines that have passed.
 func (p *Peer) Wake() {
 	due := func(t time.Time) bool { return !t.IsZero() && !p.now().Before(t) }
 	for _, c := range append([]*conn(nil), p.conns...) {

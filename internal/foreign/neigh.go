@@ -131,8 +131,9 @@ func (p *Peer) sendOn(active bool, to ib.GID, pkt []byte) bool {
 	return false
 }
 
-// learn takes a neighbour's link-layer address. Only an answer makes WinOFED
-// connect, and only if the flags are 0x80 and nothing else (ulp/ipoib of WinOFED).
+// learn notes a neighbour's link-layer address, and sends what waits for it. Only an
+// answer makes WinOFED connect, and only if the flags are 0x80 and nothing else
+// (ulp/ipoib of WinOFED).
 func (p *Peer) learn(a netip.Addr, link encap.LinkAddr, answer bool) {
 	p.endpoints[link.GID] = link.QPN
 	n := p.neighbour(a)
@@ -211,7 +212,8 @@ func (p *Peer) RecvConn(qpn ib.QPN, fr []byte) {
 	case c == nil:
 		return
 	case c.active:
-		// Linux posts no receives there, and does not survive one that comes (ipoib_cm.c).
+		// Linux posts no receives there, and does not survive a frame that arrives
+		// (ipoib_cm.c).
 		p.die("a frame on the connection that it opened itself, QPN %v", qpn)
 		return
 	case len(fr) > int(p.opt.ReceiveMTU):

@@ -68,7 +68,8 @@ type Fabric struct {
 	digest uint64
 }
 
-// New returns an empty network. Time starts at the same moment for every seed.
+// New returns a network without ports. Virtual time starts at the same moment for every
+// seed.
 func New(seed uint64, opts Options) *Fabric {
 	return &Fabric{Options: opts, seed: seed, rnd: rand.New(rand.NewPCG(seed, 0x5eed)),
 		luck: rand.New(rand.NewPCG(seed, 0x10c)), now: time.Unix(1_700_000_000, 0).UTC(), byGID: make(map[ib.GID]*Port)}
@@ -79,8 +80,8 @@ var seedFlag = flag.Uint64("sim.seed", 0, "run simulations with this seed only")
 // Seed returns the value of the flag -sim.seed, zero if it was not given.
 func Seed() uint64 { return *seedFlag }
 
-// Seeds runs body as a subtest for the seeds 1 to n, or only for the one that
-// -sim.seed names. When one fails it says how to run it again.
+// Seeds runs body as a subtest for the seeds 1 to n, or only for the one that -sim.seed
+// names. If one fails, Seeds stops and prints how to run it again.
 func Seeds(t *testing.T, n int, body func(t *testing.T, seed uint64)) {
 	t.Helper()
 	first, last := uint64(1), uint64(n)
@@ -175,8 +176,8 @@ func (f *Fabric) Run(until time.Time) {
 // RunFor runs for d.
 func (f *Fabric) RunFor(d time.Duration) { f.Run(f.now.Add(d)) }
 
-// RunWhile runs as long as cond holds, at most for d; it returns whether cond
-// became false.
+// RunWhile runs as long as cond holds, at most for d; it reports whether cond became
+// false.
 func (f *Fabric) RunWhile(cond func() bool, d time.Duration) bool {
 	end := f.now.Add(d)
 	for cond() {
@@ -188,8 +189,8 @@ func (f *Fabric) RunWhile(cond func() bool, d time.Duration) bool {
 	return true
 }
 
-// Partition cuts the network into parts that do not reach each other; ports
-// that are not named form one more. Without arguments all ports reach each other again.
+// Partition cuts the network into parts that do not reach each other; ports that are in
+// none of them form one more. Without arguments all ports reach each other again.
 func (f *Fabric) Partition(parts ...[]*Port) {
 	f.group = make(map[*Port]int)
 	for i, part := range parts {
@@ -259,7 +260,7 @@ func (f *Fabric) port(gid ib.GID) *Port {
 	return nil
 }
 
-// carry decides what becomes of one packet for one receiver.
+// carry drops one packet for one receiver, or schedules its delivery.
 func (f *Fabric) carry(from, to *Port, ip []byte, leave time.Time) {
 	switch {
 	case f.group[from] != f.group[to], from.down, to.down, f.Filter != nil && !f.Filter(from, to, ip):

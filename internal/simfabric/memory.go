@@ -52,8 +52,8 @@ func (m *memory) Lookup(rkey uint32, va uint64, n int, access verbs.Access) ([]b
 	return r.Buf[off : off+uint64(n)], true
 }
 
-// Invalidate takes all rights of peers away. The owner may still use and
-// deregister the region. It returns false if peers have no rights.
+// Invalidate removes all rights of peers to a region. The owner may still use and
+// deregister it. It returns false if peers have no rights.
 func (m *memory) Invalidate(rkey uint32) bool {
 	r := m.regions[rkey]
 	if r == nil || r.access == 0 {

@@ -42,7 +42,8 @@ func (g *group) leave(port ib.GID, how wire.JoinState) {
 	}
 }
 
-// reap ends a group whose last member has left. NonMember and SendOnlyNonMember do not count.
+// reap deletes a group without members, unless it is fixed. NonMember and
+// SendOnlyNonMember do not count as members.
 func (s *Subnet) reap(now time.Time, g *group) {
 	for _, how := range g.members {
 		if how&(wire.FullMember|wire.SendOnlyFullMember) != 0 {
@@ -56,7 +57,8 @@ func (s *Subnet) reap(now time.Time, g *group) {
 	s.notify(now, wire.TrapGroupDeleted, g.record.MGID)
 }
 
-// answer answers a request of the client at p. ok is false if the method asks for no answer.
+// answer returns the answer to a request of the client at p. ok is false if the method
+// asks for no answer.
 func (s *Subnet) answer(now time.Time, p *Port, q wire.Message) (a wire.Message, ok bool) {
 	a = q
 	switch q.Method {
@@ -160,7 +162,7 @@ func (s *Subnet) join(now time.Time, p, of *Port, g *group, mask wire.Mask,
 	return out, 0
 }
 
-// like reports whether the components that a join names have the values of g.
+// like reports whether the components that mask selects in a join have the values of g.
 func (g *group) like(mask wire.Mask, r wire.MCMemberRecord) bool {
 	for bit, same := range map[wire.Mask]bool{
 		wire.MCQKey: r.QKey == g.record.QKey, wire.MCTrafficClass: r.TrafficClass == g.record.TrafficClass,
@@ -251,7 +253,7 @@ type report struct {
 	tries int
 }
 
-// Reports are repeated after reportWait, reportTries times in all.
+// A report without an answer is sent again after reportWait, reportTries times in all.
 const (
 	reportWait  = time.Second
 	reportTries = 3

@@ -1,11 +1,11 @@
-// Package simsm is a simulated InfiniBand subnet as far as subnet administration
-// shows it: ports with LIDs and partitions, and a subnet manager that answers requests
-// about groups, paths and notices. It can be slow, lose MADs, be busy, stop, start anew and
-// forget all members, with or without asking ports to register again.
+// Package simsm is a simulated InfiniBand subnet as far as subnet administration shows
+// it: ports with LIDs and partitions, and a subnet manager that answers requests about
+// groups, paths and notices. It can be slow, lose MADs, be busy, stop, and start anew,
+// when it has forgotten all members and may or may not ask the ports to register again.
 //
-// It answers as opensm does where ports can see a difference; test/subnet runs the
-// same tests against both. It is pure: MADs go in with the time, and come out of
-// [Subnet.Take] when they are due. There is no data plane.
+// It answers as opensm does where ports can see a difference; test/subnet runs the same
+// tests against both. It is pure: callers pass it MADs with the time, and [Subnet.Take]
+// returns MADs when they are due. There is no data plane.
 //
 // It is for tests.
 package simsm
@@ -36,7 +36,7 @@ type Partition struct {
 	Full, Limited []ib.GUID
 }
 
-// member reports whether a port is in p, and how.
+// member returns the P_Key of a port in p. ok is false if the port is no member.
 func (p Partition) member(g ib.GUID) (key ib.PKey, ok bool) {
 	switch {
 	case p.Full == nil && p.Limited == nil, slices.Contains(p.Full, g):
@@ -57,12 +57,13 @@ type Options struct {
 	// Delay is how long an answer takes. Zero means 100 µs. Jitter is the most
 	// that is added to Delay at random, so that answers change places.
 	Delay, Jitter time.Duration
-	// Loss, Dup and Busy are the shares of MADs, 0 to 1, that are lost, come
-	// twice, and are answered BUSY.
+	// Loss, Dup and Busy are the shares, 0 to 1, of MADs that are lost, of MADs to ports
+	// that arrive twice, and of requests that are answered BUSY.
 	Loss, Dup, Busy float64
 	// Quiet keeps the subnet manager from asking clients to register again when it starts.
 	Quiet bool
-	// NoSendOnlyFull makes the administrator say that it does not know SendOnlyFullMember.
+	// NoSendOnlyFull makes the administrator report that it does not know
+	// SendOnlyFullMember.
 	NoSendOnlyFull bool
 }
 
@@ -178,8 +179,9 @@ func broadcast(p ib.PKey) ib.GID {
 	return ib.GID{0: 0xff, 1: 0x12, 2: 0x40, 3: 0x1b, 4: byte(p >> 8), 5: byte(p), 12: 0xff, 13: 0xff, 14: 0xff, 15: 0xff}
 }
 
-// SetLink brings the link of a port down or up. The port is told, and the subnet
-// manager notices.
+// SetLink brings the link of a port down or up. The client at the port gets SetPort. A
+// subnet manager that runs sends notices, and ends the memberships of a port that is
+// down.
 func (s *Subnet) SetLink(now time.Time, p *Port, up bool) {
 	if p.Up == up {
 		return
@@ -289,8 +291,8 @@ func (s *Subnet) Ports() []*Port { return s.ports }
 // Running reports whether the subnet manager runs.
 func (s *Subnet) Running() bool { return s.running }
 
-// Send gives the subnet a MAD from the client at p. The MAD is lost if it is not for a subnet manager
-// that runs.
+// Send sends a MAD from the client at p. The MAD is lost if it is not addressed to the
+// subnet manager, if that does not run, or if the link of p is down.
 func (s *Subnet) Send(now time.Time, p *Port, m *sa.MAD) {
 	toUs := m.Peer.LID == smLID && m.Peer.QPN == ib.QPNGSI && m.Peer.QKey == ib.QKeyGSI
 	if !s.running || !p.Up || !toUs || s.lucky(s.Loss) {

@@ -38,7 +38,8 @@ func NewWorld(n int, opt Options, clients sa.Options) *World {
 	return w
 }
 
-// Step gives the client of h an event, and gives the MADs that it sends to the subnet.
+// Step gives the client of h an event, and gives the subnet the MADs that the client
+// sends.
 func (w *World) Step(h *Host, ev sa.Event) {
 	for _, a := range h.Client.Step(nil, w.Now, ev) {
 		if m, ok := a.(sa.SendMAD); ok {
@@ -51,8 +52,8 @@ func (w *World) Step(h *Host, ev sa.Event) {
 	}
 }
 
-// Run lets time pass until done returns true, or for d. It reports whether done did. If
-// done is nil, time passes for d.
+// Run lets time pass until done returns true, but no longer than d. It reports whether
+// done returned true. If done is nil, time passes for d.
 func (w *World) Run(d time.Duration, done func() bool) bool {
 	end := w.Now.Add(d)
 	for done == nil || !done() {

@@ -1,9 +1,9 @@
 // Package etcd finds the members of a link in etcd, and publishes this host there.
 //
 // Each host has a key under a lease, /ipoibcm/v1/LINK/PKEY/members/ID, whose value is a record of package
-// membership. The key goes when the host has been gone for the time of the lease. The list is read once and
-// watched from that revision on. When the watch is in doubt (a compaction, no sign of life of it) the list
-// is read again.
+// membership. etcd deletes the key when the host has not renewed the lease for the time of the lease. A
+// source reads the list once and watches it from that revision on. When the watch may have missed something
+// (a compaction, no sign of life) the source reads the list again.
 //
 // The build tag noetcd leaves the etcd client out: New then returns an error.
 package etcd
@@ -28,7 +28,7 @@ type Config struct {
 	User      string
 	Password  func() (string, error) // reads the password; nil without a user
 
-	// Lease is the time after which a host that is gone is no member any more. Zero means 10 s.
+	// Lease is how long a host stays a member after it has disappeared. Zero means 10 s.
 	Lease time.Duration
 }
 
@@ -42,7 +42,7 @@ func (c *Config) lease() time.Duration {
 	return c.Lease
 }
 
-// Prefix is what the keys of all members begin with.
+// Prefix returns the prefix of the keys of all members.
 func (c *Config) Prefix() string {
 	return fmt.Sprintf("/ipoibcm/v1/%s/%04x/members/", c.Link, uint16(c.PKey|ib.PKeyFull))
 }

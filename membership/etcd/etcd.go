@@ -34,8 +34,8 @@ const (
 	retryMin      = 200 * time.Millisecond  // after a failure, doubled up to retryMax
 	retryMax      = time.Second             // so that a fault that ends is over within seconds
 	connectWithin = 1500 * time.Millisecond // so that a SYN is sent twice
-	// gather is how long changes are collected before they make a list: on a large link they come by
-	// the hundred.
+	// gather is how long we collect changes before we report a list: on a large link there may be hundreds
+	// at once.
 	gather = 20 * time.Millisecond
 	// signsPerLease is how often per lease time we renew the lease and ask the watch for its
 	// progress. If the watch stays silent for a whole lease time, we connect again and read the list
@@ -160,10 +160,11 @@ func (s *source) Run(ctx context.Context, tell func(membership.Event)) {
 	}
 }
 
-// errAgain has the list read again. Nothing has failed that users need to hear of.
+// errAgain ends a session only to read the list again. It is not reported to users as a failure.
 var errAgain = errors.New("the list is read again")
 
-// short leaves out what gRPC wraps around an error.
+// short shortens err for users: it leaves out what gRPC wraps around an error, and adds the fault to a
+// timeout.
 func (s *source) short(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		if fault := s.fault.get(); fault != nil {
@@ -180,7 +181,8 @@ func (s *source) short(err error) error {
 
 // connect makes a client and serves with it until something is wrong.
 func (s *source) connect(ctx context.Context, tell func(membership.Event)) error {
-	// A server of the cluster that knows no leader then says so, and another is asked.
+	// With this, a server of the cluster that knows no leader returns an error, and the client asks another
+	// server.
 	ctx = clientv3.WithRequireLeader(ctx)
 	// The client outlives ctx by a moment, so that leave can end our lease.
 	base, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -292,7 +294,8 @@ func (v *session) serve(ctx context.Context) error {
 	}
 }
 
-// report tells whether others find our key, or why not. An error does not end the watch of the list.
+// report passes the outcome of publish or renew to the user: others find our key, or err is the reason why
+// not. An error does not end the watch of the list.
 func (v *session) report(err error) {
 	if err == nil {
 		if v.put != nil {
@@ -328,8 +331,8 @@ func (v *session) list(ctx context.Context) error {
 	return nil
 }
 
-// name returns the ID of the member that a key is of. A longer key is cut to maxKeyLen octets, which is
-// still more than an ID can have.
+// name returns the ID of the member to which a key belongs. It cuts a longer ID to maxKeyLen octets, which
+// is still too long, so that the record is refused.
 func (v *session) name(key string) string {
 	id := strings.TrimPrefix(key, v.c.Prefix())
 	return id[:min(len(id), maxKeyLen)]
@@ -356,8 +359,8 @@ func (v *session) take(key string, value []byte) {
 	v.members[id] = m
 }
 
-// events takes what has changed. It reports whether our key was among those that went. again means that the
-// list has to be read again, because there is room now for members that were left out.
+// events applies changes of the list. gone reports whether our key was deleted. again reports whether the
+// list has to be read again, because members that were left out fit now.
 func (v *session) events(evs []*clientv3.Event) (gone, again bool) {
 	for _, e := range evs {
 		key := string(e.Kv.Key)
@@ -405,7 +408,7 @@ func (v *session) publish(ctx context.Context) error {
 	return err
 }
 
-// lost reports whether our key has gone, and if so notes that nothing is published.
+// lost reports whether our published key has been deleted, and if so notes that nothing is published.
 func (v *session) lost() bool {
 	if _, there := v.members[v.c.ID]; v.put == nil || there {
 		return false
@@ -415,8 +418,8 @@ func (v *session) lost() bool {
 }
 
 // claim puts our record under our key with our lease. It does so if nobody has the key, if the key is under
-// our lease, if its record has one of our GIDs, as after a restart, or if its record cannot be read.
-// Another holder may be alive: it has the name until its lease ends.
+// our lease, if its record has one of our GIDs, as after a restart, or if its record cannot be read. Any
+// other holder may be alive: it keeps the name until its lease ends, and claim returns a nameError.
 func (v *session) claim(ctx context.Context, m *membership.Member, record string) error {
 	if v.lease == 0 {
 		l, err := v.client.Grant(ctx, int64(v.c.lease()/time.Second))
@@ -449,8 +452,8 @@ func (v *session) claim(ctx context.Context, m *membership.Member, record string
 	return err
 }
 
-// renew renews our lease. If the lease has ended, our record is put under another one. If our key has gone,
-// it is put again.
+// renew renews our lease. If the lease has ended, or our key has been deleted, it publishes our record
+// again, under a new lease if needed.
 func (v *session) renew(ctx context.Context) error {
 	if v.lost() || v.lease == 0 || v.put == nil {
 		return v.publish(ctx)

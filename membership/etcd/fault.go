@@ -12,8 +12,9 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// A fault is why the last connection to the cluster failed; nil if it did not. gRPC tries other servers
-// meanwhile, and says of a request only that no answer came in time.
+// A fault is the reason why the last connection to the cluster failed; nil if it did not fail. We keep it
+// because gRPC tries other servers meanwhile, and its error for a request is only that no answer came in
+// time.
 type fault struct {
 	mu  sync.Mutex
 	err error
@@ -44,14 +45,14 @@ func (s *source) dial(ctx context.Context, addr string) (net.Conn, error) {
 	return &firstRead{Conn: c, fault: &s.fault}, nil
 }
 
-// A handshaker notes the outcome of TLS, until the first octets of the server are read: with TLS 1.3 the
-// server looks at our certificate after the handshake.
+// A handshaker notes in the fault why a TLS handshake failed. After a handshake, firstRead notes the
+// outcome of the first read: with TLS 1.3 the server checks our certificate after the handshake.
 type handshaker struct {
 	credentials.TransportCredentials
 	*fault
 }
 
-// ClientHandshake notes the outcome for one connection.
+// ClientHandshake makes the handshake of one connection, and notes an error.
 func (h handshaker) ClientHandshake(ctx context.Context, authority string, c net.Conn) (net.Conn,
 	credentials.AuthInfo, error) {
 	c, info, err := h.TransportCredentials.ClientHandshake(ctx, authority, c)

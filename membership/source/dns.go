@@ -34,8 +34,8 @@ const (
 	dnsPatience  = 10 * time.Second
 	// maxTargets bounds the targets of SRV records that are looked up.
 	maxTargets = membership.MaxMembers
-	// missedAnswers is how many answers in a row must lack a member before the member is gone: a server
-	// may answer with a part of a long list, another one each time.
+	// missedAnswers is how many answers in a row must lack a member before the member is gone: a server may
+	// answer with a part of a long list, and with another part each time.
 	missedAnswers = 3
 )
 
@@ -135,8 +135,9 @@ func (d *DNS) lookSRV(ctx context.Context, r Resolver) membership.Event {
 	return l
 }
 
-// lookAddrs returns the IPv4 and IPv6 addresses of a name. It fails if one of the two kinds cannot be had
-// for another reason than that there are none: the list would not be the whole.
+// lookAddrs returns the IPv4 and IPv6 addresses of a name. It fails if there are neither. It also fails if
+// the query for one of them fails for another reason than that there are none, because the list would not
+// be whole.
 func lookAddrs(ctx context.Context, r Resolver, name string) ([]netip.Addr, error) {
 	v4, err4 := r.LookupNetIP(ctx, "ip4", name)
 	v6, err6 := r.LookupNetIP(ctx, "ip6", name)
@@ -162,14 +163,14 @@ func notFound(err error) bool {
 	return errors.As(err, &e) && e.IsNotFound
 }
 
-// missing holds members that late answers have left out.
+// missing holds the last list, and how many answers in a row have left out each missing member.
 type missing struct {
 	last  []membership.Member
 	times map[string]int
 }
 
-// keep adds to an answer the members that fewer than missedAnswers answers in a row have left out. It
-// reports whether there were any.
+// keep adds to an answer the members of earlier answers that fewer than missedAnswers answers in a row have
+// left out, this one included. It reports whether there were any.
 func (m *missing) keep(l membership.Listed) (membership.Listed, bool) {
 	here := map[string]bool{}
 	for _, x := range l.Members {

@@ -1,9 +1,8 @@
 // Package source finds the members of a link in files and in DNS, and keeps the last good
 // list on disk.
 //
-// Nothing here decides which list counts: package membership does. A source reads again
-// when something changed, and now and then without that; it never ends before its
-// context does.
+// Nothing here decides which list is used: package membership does. A source reads again
+// when it sees a change, and at intervals without one. It runs until its context ends.
 package source
 
 import (

@@ -18,8 +18,8 @@ import (
 // its directory changes.
 type File struct {
 	Path string
-	// Every is how often the file is read though no change is seen: on a network file system others
-	// change it unseen. Zero means 30 s.
+	// Every is the interval at which the file is read although no change was seen: on a network file
+	// system, changes by other hosts are not seen. Zero means 30 s.
 	Every time.Duration
 	// Settle is the wait from a change until the file is read, because several changes come together.
 	// Zero means 50 ms.
@@ -85,8 +85,9 @@ func (f *File) Read() membership.Event {
 	return membership.Listed{Members: list}
 }
 
-// watch tells of changes in a directory. Watching the file alone is not enough: editors and configuration
-// managers put another file in its place. Without inotify watch tells nothing.
+// watch returns a channel that gets a token after changes in a directory, and a function that ends it. To
+// watch the file alone is not enough: editors and configuration managers put another file in its place.
+// Without inotify the channel gets nothing.
 func watch(dir string) (<-chan struct{}, func()) {
 	changed := make(chan struct{}, 1)
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)
