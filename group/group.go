@@ -110,7 +110,7 @@ func (Join) action()    {}
 func (Leave) action()   {}
 func (Publish) action() {}
 
-// A Reason says why a group is joined; several may hold.
+// A Reason is why a group is joined; a group may have several.
 type Reason uint8
 
 // Reasons.

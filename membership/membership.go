@@ -113,7 +113,7 @@ type (
 	}
 	// Current says that the last list is still the whole list.
 	Current struct{}
-	// Failed says that the source cannot say who is there.
+	// Failed reports that the source has no list at present, and why.
 	Failed struct{ Err error }
 	// Published reports whether others find us at the source: Err is nil if they do, else the reason why
 	// not.

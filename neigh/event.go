@@ -114,8 +114,8 @@ type OtherIs struct {
 	Answer rtnl.Answering
 }
 
-// SetRouter says whether this host forwards IPv6: the R flag of advertisements. A
-// change is announced (RFC 4861 section 7.2.6).
+// SetRouter sets whether this host forwards IPv6, which is the R flag of advertisements. A change
+// is announced (RFC 4861 section 7.2.6).
 type SetRouter struct{ On bool }
 
 // SetStaleTime changes Options.StaleTime, for entries that become stale from now on.

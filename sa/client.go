@@ -147,9 +147,9 @@ func (c *Client) Step(dst []Action, now time.Time, ev Event) []Action {
 	return dst
 }
 
-// finish lifts MaxInFlight, so that Step sends at once the Deletes that end memberships and the
-// Sets that end subscriptions. If a group is to be left and its Set has no answer yet, finish does
-// not wait for the answer, because it would come too late.
+// finish lifts MaxInFlight, so that Step, in StateReady, sends at once all MADs in the queue: the
+// Deletes that end memberships and the Sets that end subscriptions. If a group is to be left and
+// its Set has no answer yet, finish does not wait for the answer, because it would come too late.
 func (c *Client) finish() {
 	c.opt.MaxInFlight = math.MaxInt
 	for _, g := range c.order {

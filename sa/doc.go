@@ -40,12 +40,12 @@
 // # Promises
 //
 // A Join is answered with [Joined] or [JoinFailed], and then once for each change; the Client goes
-// on trying until it succeeds or the user leaves, unless the cause is NoRoom or BadArgument. Left
-// comes exactly once for each Leave of a group that was joined, and is the last action about the
-// group, unless the user joins it again before. PathFound or PathFailed comes exactly once for each
-// path in question, however many Queries there are meanwhile, at most Options.QueryTimeout after
-// the first of them. Tries, groups, paths and unanswered questions have bounds, and counters say
-// what these refused.
+// on trying until it succeeds or the user leaves, unless the cause is NoRoom or BadArgument. It
+// returns Left exactly once for each Leave of a group that was joined, as the last action about the
+// group, unless the user joins it again before. It returns PathFound or PathFailed exactly once for
+// each path in question, however many Queries there are meanwhile, at most Options.QueryTimeout
+// after the first of them. Tries, groups, paths and unanswered questions have bounds, and counters
+// show what these refused.
 //
 // The Client accepts an answer if it has the transaction ID of an unanswered question, is from the
 // LID to which the question was sent, and matches the question.

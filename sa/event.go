@@ -131,8 +131,9 @@ type Subscribe struct{ Trap wire.Trap }
 // Unsubscribe ends a Subscribe.
 type Unsubscribe struct{ Trap wire.Trap }
 
-// Finish says that the user terminates, after its Leave and Unsubscribe events. The Client sends at
-// once all MADs that these events still need; the driver need not wait for the answers.
+// Finish says that the user terminates, after its Leave and Unsubscribe events. In StateReady the
+// Client sends at once the MADs that end memberships and subscriptions, except for a subscription
+// whose own MAD has no answer yet. The driver need not wait for the answers.
 type Finish struct{}
 
 func (SetPort) isEvent()     {}

@@ -18,7 +18,7 @@ const (
 	BaseLegacy ID = 0x10_00_000000_000000 // Linux, FreeBSD, WinOFED, illumos
 )
 
-// A Form says which of the two conventions a service ID follows.
+// A Form is the convention that a service ID follows.
 type Form uint8
 
 // Forms.

@@ -84,7 +84,7 @@ func (r *firstRead) Read(b []byte) (int, error) {
 	r.done = true
 	var alert tls.AlertError
 	if err == nil || errors.As(err, &alert) || r.fault.get() == nil && !errors.Is(err, net.ErrClosed) {
-		r.fault.set(err) // that a connection broke says less than why one did before
+		r.fault.set(err) // keep an earlier fault: it explains more than a broken connection
 	}
 	return n, err
 }

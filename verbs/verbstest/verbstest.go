@@ -1,6 +1,6 @@
 // Package verbstest is the suite that every [verbs.Provider] passes. It knows nothing of what
 // carries the packets: it takes two ports that reach each other and checks only what the contract
-// promises. It skips, and says so, parts for which a provider lacks a capability in its Caps.
+// promises. It skips parts for which a provider lacks a capability in its Caps, and logs that.
 package verbstest
 
 import (
