@@ -34,8 +34,8 @@ func (b *bench) measured() []string {
 	return []string{raw, oursRC, before(oursRC), oursUC, before(oursUC), oursUD, before(oursUD)}
 }
 
-// printAgainst writes the ratio of each number to the older program's: the median of the
-// ratios within rounds, which is the one that counts, and their spread.
+// printAgainst writes, for each number, the medians of both programs, and the ratios of this
+// program to the older one within rounds: their median, which is what counts, and their spread.
 func (r *Report) printAgainst(w io.Writer) {
 	fmt.Fprint(w, "\n## Of the older program\n\n")
 	t := table{head: []string{"what", "now", "before", "ratio", "lowest–highest"}}

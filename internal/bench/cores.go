@@ -174,7 +174,7 @@ func cpuGroups() (string, error) {
 	return "", errors.New("no control groups of version 1 with the controller cpu: those of version 2 take no single threads here")
 }
 
-// coreGroups are the control groups of the data threads, and of all others.
+// coreGroups are the control groups of the data threads, that of all other threads, and [oneGroup].
 type coreGroups struct {
 	dir string
 	pid int // the process whose threads are in them

@@ -30,11 +30,10 @@ func (a cpuReading) until(b cpuReading) cpuUse {
 	return u
 }
 
-// readCPU reads the processor time used. All time counts as ours but that of
-// processes outside our own tree: system calls, interrupts and the kernel's
-// threads, which work for the network, count as ours. When a child of another program
-// ends, its time is added to its parent's, so that nothing is lost between two
-// readings.
+// readCPU reads the processor time used since boot. The time of processes outside our own
+// tree counts as other, and the rest as ours. Interrupts and the kernel's threads count
+// as ours, because they work for the network. When a child of another program ends,
+// its time is added to its parent's, so that nothing is lost between two readings.
 func readCPU() (r cpuReading, err error) {
 	b, err := os.ReadFile("/proc/stat")
 	if err != nil {

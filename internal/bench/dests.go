@@ -25,8 +25,8 @@ const (
 	// destSize is a datagram's payload: large enough that moving octets matters, small
 	// enough that looking up destinations does.
 	destSize = 8000
-	// learnPace is to how many new destinations a second packets are sent at most: half as
-	// many again as an agent must bear.
+	// learnPace is how many destinations per second [sprayer.learn] sends to at most: 1.5
+	// times as many as the target wants an agent to learn.
 	learnPace = 30_000
 	// learnWithin bounds the wait until the agent knows all destinations.
 	learnWithin = 2 * time.Minute

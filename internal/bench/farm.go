@@ -246,7 +246,7 @@ func (f *farm) post(qp verbs.QP, i uint64) error {
 	return err
 }
 
-// A farmFrame is a message that came on the UD QP of a peer, the 4-octet header included.
+// A farmFrame is a message that the UD QP of a peer received, the 4-octet header included.
 type farmFrame struct {
 	peer int
 	data []byte
@@ -278,7 +278,7 @@ func (f *farm) receive(frames chan<- *farmFrame) {
 	}
 }
 
-// discard posts the receive buffers of connections again, and reports the QP of each to data.
+// discard posts each used receive buffer of a connection again, and sends the connection's QPN to data.
 func (f *farm) discard(data chan<- ib.QPN) {
 	var wcs [64]verbs.WC
 	for {
@@ -338,7 +338,8 @@ func (f *farm) ah(from, to ib.GID) (verbs.AH, error) {
 	return ah, err
 }
 
-// mad answers a CM message and returns the connection that it establishes.
+// mad answers a CM message. If that is the RTU that establishes a connection, mad returns the
+// connection, otherwise nil.
 func (f *farm) mad(m *verbs.MAD) (established *farmConn) {
 	_, msg, err := mad.Parse(m.Data[:])
 	if err != nil {
@@ -366,8 +367,9 @@ func (f *farm) mad(m *verbs.MAD) (established *farmConn) {
 	return nil
 }
 
-// carries establishes the connection whose QP received data before its RTU, and
-// returns it. It returns nil if there is none, or if it is established already.
+// carries establishes the connection of the QP qpn, which has received data before the RTU,
+// and returns the connection. It returns nil if the QP has no connection, or one that is
+// already established.
 func (f *farm) carries(qpn ib.QPN) *farmConn {
 	c := f.byConn[qpn]
 	if c == nil || c.up {
@@ -377,7 +379,8 @@ func (f *farm) carries(qpn ib.QPN) *farmConn {
 	return c
 }
 
-// accept returns the connection that a REQ asks for. A repeated REQ gets the same one.
+// accept makes the connection that a REQ asks for and returns it. For a repeated REQ it returns
+// the same connection again, and nil for a REQ that is not for RC or not to a peer of the farm.
 func (f *farm) accept(m *verbs.MAD, req mad.REQ) *farmConn {
 	key := farmKey{m.Remote, req.LocalCommID}
 	if c := f.byRemote[key]; c != nil {

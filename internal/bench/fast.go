@@ -19,8 +19,8 @@ var besideSlow = fmt.Sprintf("beside %d streams, %s", slowStreams, slowTCP.name)
 // take is how long each variant is measured at least: within one second 48 streams do not share fairly.
 var take = map[string]time.Duration{besideSlow: sharesTake}
 
-// fastBesideSlow measures one stream to the bystander, alone and beside many streams
-// that go to the peer through a bottleneck.
+// fastBesideSlow measures one stream to the bystander, first alone, then beside many
+// streams to the peer through a bottleneck.
 func (b *bench) fastBesideSlow(ctx context.Context, m *mesh) error {
 	widen, err := m.narrow(slowTCP)
 	if err != nil {

@@ -30,8 +30,8 @@ func (m message) name(pace time.Duration, quantile string) string {
 	return size + ", " + quantile
 }
 
-// The time from one request to the next. pacedNot sends a request right after the last
-// response; with paced all threads sleep before it.
+// The time from one request to the next. With pacedNot, each request is sent right after the
+// response to the one before. With paced, all threads sleep before each request.
 const (
 	pacedNot = time.Duration(0)
 	paced    = 20 * time.Millisecond
@@ -67,7 +67,8 @@ func latencies(ctx context.Context, p *pair, m message, pace, d time.Duration) (
 	return nil, err // the accept times out by itself
 }
 
-// errConnected marks an error after the connection was made: the other side sees it end.
+// errConnected marks an error after the connection was made. [respond] then sees the end of
+// the stream and returns.
 var errConnected = errors.New("the connection ended")
 
 // patience is how long one call may block.
@@ -113,8 +114,8 @@ func listen(a netip.Addr) (fd int, at unix.Sockaddr, err error) {
 	return fd, at, nil
 }
 
-// respond takes one connection and answers each message with one of the same size
-// until it ends.
+// respond accepts one connection and answers each message with one of the same size,
+// until the other side closes the connection.
 func respond(ln int, m message) error {
 	fd, _, err := unix.Accept4(ln, unix.SOCK_CLOEXEC)
 	if err != nil {
@@ -134,8 +135,8 @@ func respond(ln int, m message) error {
 	}
 }
 
-// request connects, sends requests until d is over, and returns the time of each response in µs. It
-// leaves out the first five.
+// request connects, sends requests until d is over, but at least ten, and returns how long each
+// response took, in µs. It leaves out the first five.
 func request(ctx context.Context, to unix.Sockaddr, m message, pace, d time.Duration) (out []float64, err error) {
 	var a netip.Addr
 	switch sa := to.(type) {
@@ -175,7 +176,7 @@ func request(ctx context.Context, to unix.Sockaddr, m message, pace, d time.Dura
 	return out[warm:], nil
 }
 
-// readAll fills buf. ended says that the stream ended before its first octet.
+// readAll fills buf. ended reports whether the stream ended before the first octet of buf.
 func readAll(fd int, buf []byte) (ended bool, err error) {
 	for got := 0; got < len(buf); {
 		n, err := unix.Read(fd, buf[got:])

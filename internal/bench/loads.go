@@ -97,7 +97,7 @@ func echoRequest(v6 bool, id, seq uint16) []byte {
 	return b
 }
 
-// takeEchoes returns the round-trip times of the answers that come until end, in ms.
+// takeEchoes returns the round-trip times of the answers that arrive before end, in ms.
 func takeEchoes(fd int, id uint16, v6 bool, sent []atomic.Int64, end time.Time) (ms []float64) {
 	tv := unix.Timeval{Usec: 20000}
 	_ = unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv)
@@ -147,23 +147,23 @@ type background struct {
 	each []*atomic.Uint64 // octets received, by connection
 }
 
-// A resent counts what was sent, and what of that was sent again: octets by TCP, packets by queue pairs.
+// A resent counts what was sent in all, and what was retransmitted: TCP's octets, and the QPs' packets.
 type resent struct{ again, sent, qpAgain, qpSent uint64 }
 
-// since returns the share that was sent again since before, in percent: that of TCP's octets plus that of
-// the queue pairs' packets.
+// since returns the share that was retransmitted after the reading before, in percent: the share of TCP's
+// octets plus the share of the QPs' packets.
 func (r resent) since(before resent) float64 {
 	share := func(again, sent uint64) float64 { return 100 * float64(again) / float64(max(sent, 1)) }
 	return share(r.again-before.again, r.sent-before.sent) + r.qpSince(before)
 }
 
-// qpSince returns the share of the queue pairs' packets alone, in percent.
+// qpSince returns the share of the QPs' packets alone, in percent.
 func (r resent) qpSince(before resent) float64 {
 	return 100 * float64(r.qpAgain-before.qpAgain) / float64(max(r.qpSent-before.qpSent, 1))
 }
 
-// resent returns how much was sent again so far, by TCP for the load l of the sender, and by the queue
-// pairs of the sender's agent.
+// resent returns how much has been retransmitted so far, by TCP for the sender's load l, and by the QPs of
+// the sender's agent. For a load of datagrams it returns zeros.
 func (m *mesh) resent(l *background) (r resent) {
 	if l.resent == nil {
 		return r
@@ -266,8 +266,8 @@ func datagrams(from, to *lab.Host, dev string, dst netip.Addr, size, perSecond i
 	return l, nil
 }
 
-// join makes the socket in of the host to receive what is sent to a group. It returns the group with the
-// device of from as its zone, to which from sends.
+// join makes in, a socket of the host to, join a multicast group on the device dev. It returns the address
+// to which the host from sends: the group, with the index of from's dev as its zone.
 func join(from, to *lab.Host, dev string, group netip.Addr, in *net.UDPConn) (netip.Addr, error) {
 	out, err := from.Link(dev)
 	if err != nil {
@@ -282,7 +282,7 @@ func join(from, to *lab.Host, dev string, group netip.Addr, in *net.UDPConn) (ne
 	return group.WithZone(strconv.Itoa(out.Attrs().Index)), err
 }
 
-// sinkDatagrams counts the datagrams that come, until in is closed.
+// sinkDatagrams counts the datagrams that arrive, until in is closed.
 func (l *background) sinkDatagrams(in *net.UDPConn) {
 	buf := make([]byte, 1<<16)
 	for {

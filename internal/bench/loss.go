@@ -24,7 +24,8 @@ func lossName(oneIn int) string {
 	return strconv.FormatFloat(100/float64(oneIn), 'f', -1, 64) + "%"
 }
 
-// lossTargets returns the target of each place where loss was measured.
+// lossTargets returns the target of each place where loss was measured. If it was measured nowhere,
+// lossTargets returns that of one place, whose verdict is "not measured".
 func lossTargets(r *Report) (list []target) {
 	lossy := r.places(testLoss)
 	if len(lossy) == 0 {
@@ -52,8 +53,8 @@ func (p *pair) singly() error {
 	return nil
 }
 
-// lose makes both ends drop, at random, one in oneIn of the TCP and UDP packets that
-// come in, and counts all that come in. Zero drops none.
+// lose makes both ends count the TCP and UDP packets that arrive, and drop one in oneIn
+// of them at random. Zero drops none.
 func (p *pair) lose(oneIn int) error {
 	drop := ""
 	if oneIn > 0 {
@@ -73,8 +74,8 @@ func (p *pair) lose(oneIn int) error {
 
 var nftCounter = regexp.MustCompile(`counter packets (\d+) bytes (\d+) (drop )?comment "(came|lost)"`)
 
-// lost returns how many packets came in at both ends since lose, how many of them
-// were dropped, and how many octets all of them had.
+// lost returns how many packets have arrived at both ends since the call of lose, how many
+// of them were dropped, and how many octets all of them had.
 func (p *pair) lost() (came, lost int, octets int64, err error) {
 	for _, h := range p.hosts {
 		out, err := h.Output(exec.Command("nft", "list", "table", "netdev", "ipoibcm_bench"))
@@ -101,8 +102,9 @@ func countLoss(out string) (came, lost int, octets int64) {
 	return came, lost, octets
 }
 
-// checkLoss returns an error if the counts of the rules are not those of single
-// packets of the wire, lost at the given rate.
+// checkLoss returns an error if the counts show that the rules did not work: no packet
+// passed them, or the packets had more than mtu octets on average and were therefore
+// batches, or none was dropped of more than 10*rate packets. rate is lose's oneIn.
 func checkLoss(came, lost int, octets int64, mtu, rate int) error {
 	switch {
 	case came == 0:

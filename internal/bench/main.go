@@ -264,7 +264,7 @@ func (b *bench) plan(matrix string) (steps []step) {
 		step{"many destinations", setupPlace, []string{testDests, testLearned}, b.destinations})
 }
 
-// eraseLine makes a terminal erase its line and go to the begin of it.
+// eraseLine makes a terminal move the cursor to the start of the line and erase the line.
 const eraseLine = "\r\x1b[K"
 
 // say shows what is being done: on a terminal always on the same line, else on a line of its own.

@@ -29,22 +29,22 @@ const (
 	meshTarget = meshHosts
 )
 
-// A meshKind says what a mesh is made of.
+// A meshKind describes a mesh.
 type meshKind struct {
 	at    place
 	hosts int
 	// hop is the size of the largest RoCEv2 packet that reaches a host, in octets. Larger ones are
-	// dropped without ICMP, as by a router whose ICMP is not believed. Zero sets no limit.
+	// dropped without ICMP, as by a router whose ICMP messages are filtered. Zero sets no limit.
 	hop int
-	// path is the name of what lies on the way to the peer, see [paths]. Empty means nothing.
+	// path is the name of the one of [paths] that lies between the bridge and the peer. Empty means none.
 	path string
 	// threads is the number of data threads of the sender. Zero leaves it to the agent.
 	threads int
 }
 
-// A mesh is several hosts on one bridge that reach each other by one contender. Stress
-// is measured there: a bottleneck is one port of the bridge, or one class of the
-// sender's own device.
+// A mesh is several hosts on one bridge that reach each other by one contender. Stress is
+// measured on meshes: a bottleneck is one port of the bridge, or one class of the sender's
+// own device.
 type mesh struct {
 	pair   // for its contender and its functions on close; its hosts are not used
 	at     place

@@ -111,8 +111,8 @@ func (b *bench) newHost() (*lab.Host, error) {
 	return lab.NewHost(fmt.Sprintf("%s%d-%d", namePrefix, os.Getpid(), b.hosts))
 }
 
-// wait returns when the second host answers and, for RC and UC, the connection is
-// up that carries large packets.
+// wait returns when the second host answers pings and, for RC and UC, the connection that
+// carries large packets is up.
 func (p *pair) wait(ctx context.Context) error {
 	for end := time.Now().Add(10 * time.Second); ; {
 		_, err := p.hosts[0].Ping(lab.Ping{Dst: p.dst, Timeout: 200 * time.Millisecond})
@@ -187,7 +187,7 @@ func (b *bench) startProgram(ctx context.Context, program string, h *lab.Host, a
 		Args: append([]string{"--underlay", "eth0"}, args...)})
 }
 
-// established is how an agent shows a connection that carries packets.
+// established is the state that an agent shows for a connection that carries packets.
 const established = "ESTABLISHED"
 
 // connected returns a function that reports whether a connection of the mode is up.

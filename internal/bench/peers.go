@@ -27,11 +27,13 @@ const (
 	manyPeers = 1000
 	// somePeers are connected one after the other; the rest in two bursts.
 	somePeers = 100
-	// morePeers are connected after the first burst. They are more than an agent has
-	// receive buffers for UD (512), so that each buffer has been written to by then.
+	// morePeers is how many peers are connected when the first burst is over. They are more
+	// than an agent has receive buffers for UD (512), so that each buffer has been written
+	// to by then.
 	morePeers = 700
-	// farmGIDs is how many GIDs the peers share. An agent limits the answers per second
-	// that it takes from one GID. Peers with a GID each would not come near that limit.
+	// farmGIDs is how many GIDs the peers share. They do not share one, because an agent
+	// limits the answers per second that it accepts from one GID. Hosts with a GID each
+	// would not come near that limit.
 	farmGIDs = 64
 	// dialWindow is how many peers of a burst are without a connection at most at the same time.
 	dialWindow = 64
@@ -168,10 +170,10 @@ func (c *crowd) listen(r io.Reader) {
 // queue was full, or the connection is there but its RTU was lost.
 const resendAfter = 50 * time.Millisecond
 
-// connect sends one packet to each of the peers from..to-1 and waits until all have a
-// connection. At most window of them are without one at a time. started are the times of
-// the first packet to each peer, last is that of the last connection, in ns of the
-// monotonic clock.
+// connect sends one packet to each of the peers from..to-1 and waits, up to 30 s, until all
+// have a connection. At most window peers at a time have been sent a packet and have no
+// connection yet. started are the times of the first packet to each peer, last is when the
+// last connection was established, in ns of the monotonic clock.
 func (c *crowd) connect(ctx context.Context, from, to, window int) (started []int64, last int64, err error) {
 	started = make([]int64, to-from)
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
@@ -406,8 +408,8 @@ func (b *bench) many(ctx context.Context) error {
 	return nil
 }
 
-// bridged makes two hosts with agents on a bridge, and connects the first one to
-// others peers of a farm.
+// bridged makes two hosts with agents on a bridge. If others is not zero, it also connects
+// the first host to that many peers of a farm.
 func (b *bench) bridged(ctx context.Context, at place, others int) (p *pair, err error) {
 	inner := inners(family4) // the farm's peers have IPv4 addresses
 	p = &pair{contender: oursRC, src: addr(inner[0]), dst: addr(inner[1])}

@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// What is measured: the first half of a [Key].
+// What is measured: the Test of a [Key].
 const (
 	testTCP     = "tcp"     // goodput, Mb/s
 	testCPU     = "cpu"     // CPU seconds per GB of goodput, both hosts
 	testLatency = "latency" // of a request and its response, µs
 	testLoss    = "loss"    // goodput while packets are lost, Mb/s
 	testSetup   = "setup"   // connections being set up
-	testMemory  = "memory"  // resident memory of the agent, KiB
+	testMemory  = "memory"  // resident memory of the agent, and its live heap, KiB
 	testPeers   = "peers"   // goodput to one of many peers, Mb/s
 )
 
@@ -30,7 +30,8 @@ const (
 // contenders are in the order of the tables and of each round.
 var contenders = []string{raw, vxlan, wireguard, oursRC, oursUC, oursUD}
 
-// Families. Those of the underlay and of the traffic are the same.
+// Families. The underlay and the traffic have the same one. The exceptions are set-up and memory, many
+// peers, and many destinations, which measure IPv4 traffic over an IPv6 underlay.
 const (
 	family6 = "IPv6"
 	family4 = "IPv4"
@@ -71,12 +72,12 @@ type Machine struct {
 	// meanwhile. Above a few percent timings are noisy.
 	OtherCPU float64 `json:"other_cpu"`
 	// Copies is how fast 16 MiB were copied in memory before each round of traffic, in
-	// GB/s. The hardware's memory is shared with other programs, and goodput depends on
-	// it: most of all that of a contender that copies often.
+	// GB/s. Other programs use the same memory. Goodput depends on its speed, most of all
+	// for a contender that copies often.
 	Copies []float64 `json:"copies_gb_per_s,omitempty"`
 }
 
-// A Report is a whole run: docs/bench/latest.json.
+// A Report is a whole run: docs/bench/latest.json, or stress.json.
 type Report struct {
 	Version  int               `json:"version"` // of this schema
 	Started  time.Time         `json:"started"`

@@ -39,7 +39,7 @@ func ratios(num, den []float64) []float64 {
 	return out
 }
 
-// beyond returns, for each round, the value of one contender less times that of another.
+// beyond returns num - times*den for each round that both have.
 func beyond(num, den []float64, times float64) []float64 {
 	out := make([]float64, min(len(num), len(den)))
 	for i := range out {

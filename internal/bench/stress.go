@@ -14,12 +14,12 @@ import (
 	"ipoibcm/internal/lab"
 )
 
-// What stress measures: the first half of a [Key].
+// What stress measures: the Test of a [Key].
 const (
 	testPing    = "ping under load"    // ms
 	testPinged  = "answers under load" // share of these pings that were answered
 	testOverTCP = "goodput under load" // of the load itself, Mb/s
-	testAgain   = "sent again"         // share of the load that was sent again, %
+	testAgain   = "sent again"         // share of the load that TCP and the QP sent again, %
 	testQPAgain = "sent again by QP"   // share of the queue pair's packets, %
 	testPPS     = "datagrams"          // received per second
 )
@@ -147,8 +147,9 @@ func stressTargets(r *Report) (list []target) {
 	return list
 }
 
-// bystanderTargets returns the targets of one row with a bystander: none of the pings to it is lost, and
-// their median is at most twice raw veth's and half a millisecond more.
+// bystanderTargets returns the targets of one row with a bystander. For RC, UC and UD, none of the pings to
+// the bystander is lost, and their median is at most twice raw veth's plus 0.5 ms. Unless the load is
+// multicast, RC's goodput to the overloaded peer is at least 18 Mb/s.
 func bystanderTargets(p place, v string) (list []target) {
 	for _, who := range ours {
 		list = append(list,
@@ -245,8 +246,8 @@ func tc(h *lab.Host, format string, args ...any) error {
 // narrow puts the bottleneck on the way to the peer. The returned function removes it.
 func (m *mesh) narrow(n bottleneck) (widen func() error, err error) { return m.narrowTo(meshPeer, n) }
 
-// narrowTo puts the bottleneck on the way to a host. If it is the sender's own class, it is always on
-// the way to the peer.
+// narrowTo puts the bottleneck on the way to a host. The returned function removes it. A bottleneck in
+// the sender's own class is always on the way to the peer.
 func (m *mesh) narrowTo(host int, n bottleneck) (widen func() error, err error) {
 	if n.queue != "" {
 		port := fmt.Sprintf("port%d", host)
@@ -269,7 +270,7 @@ func (m *mesh) narrowTo(host int, n bottleneck) (widen func() error, err error) 
 	return func() error { return tc(h, "qdisc del dev eth0 root") }, nil
 }
 
-// settle is how long a load runs before it is measured.
+// settle is how long most loads run before they are measured.
 const settle = 500 * time.Millisecond
 
 func (b *bench) transferTime(least time.Duration) time.Duration {

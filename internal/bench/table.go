@@ -117,7 +117,7 @@ func (s section) print(w io.Writer, r *Report, places []place) {
 	}
 }
 
-// fill has a row for each contender.
+// fill gives t a column for each variant, and a row for each contender that was measured.
 func (s section) fill(t *table, r *Report, p place, variants []string) {
 	t.head = append(t.head, variants...)
 	for _, c := range contenders {
@@ -134,7 +134,7 @@ func (s section) fill(t *table, r *Report, p place, variants []string) {
 	}
 }
 
-// fillTall has a row for each variant.
+// fillTall gives t a column for each contender, and a row for each variant.
 func (s section) fillTall(t *table, r *Report, p place, variants []string) {
 	t.head = append(t.head, contenders...)
 	for _, v := range variants {
@@ -185,7 +185,7 @@ func (r *Report) printTargets(w io.Writer) {
 	t.print(w)
 }
 
-// print writes the whole report: docs/bench/latest.md.
+// print writes the whole report: docs/bench/latest.md, or stress.md.
 func (r *Report) print(w io.Writer) {
 	m := r.Machine
 	fmt.Fprintf(w, "# Measured side by side\n\n")

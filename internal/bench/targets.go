@@ -38,7 +38,7 @@ type target struct {
 	name   string
 	num    Key
 	den    Key     // zero means that num counts by itself
-	less   float64 // if not zero, num less that many times den counts, not the ratio
+	less   float64 // if not zero, the target bounds num - less*den, not the ratio
 	atMost bool
 	bound  float64
 	aim    float64 // zero means that there is none
@@ -46,7 +46,8 @@ type target struct {
 	rounds int     // how many rounds are needed; zero sets no limit
 }
 
-// targets returns the targets of a run, at the places where its TCP goodput was measured.
+// targets returns the targets of a run, at the places where its TCP goodput was measured. If it was
+// measured nowhere, they are at MTU 9000 and 1500 over IPv6.
 func targets(r *Report) (list []target) {
 	places := r.places(testTCP)
 	if len(places) == 0 {

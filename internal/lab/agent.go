@@ -269,7 +269,7 @@ func (a *Agent) release() {
 	a.http.CloseIdleConnections()
 }
 
-// LogTail returns the last lines of the agent's log.
+// LogTail returns the last n lines of the agent's log.
 func (a *Agent) LogTail(n int) string {
 	b, err := os.ReadFile(a.log.Name())
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoNFT says that the nft program, or nftables in the kernel, is missing.
+// ErrNoNFT says that the nft program is not installed.
 var ErrNoNFT = errors.New("nft is not installed")
 
 // Attributes of an ethtool request; x/sys names some of them only.
@@ -28,8 +28,8 @@ const (
 )
 
 // OffloadsOff turns ethtool features of a device off, such as
-// tx-udp-segmentation. A rule that drops packets sees a segmented batch as one
-// packet unless this is done first.
+// tx-udp-segmentation. Otherwise a rule that drops packets at the other end of the
+// link sees several packets that the device did not segment as one.
 func (h *Host) OffloadsOff(dev string, features ...string) error {
 	return h.Do(func() error {
 		c, err := genetlink.Dial(nil)
@@ -73,9 +73,9 @@ func (h *Host) OffloadsOff(dev string, features ...string) error {
 	})
 }
 
-// Lose makes a device drop one in n of the RoCEv2 packets that come in, at
-// random. Before that it turns off the offloads of devFrom that would hide packets
-// in batches. from is the host at the other end of the link, devFrom its device.
+// Lose makes a device drop one in n of the RoCEv2 packets that arrive, at random.
+// First it turns off the offloads of devFrom that would make the device see several
+// packets as one. from is the host at the other end of the link, devFrom its device.
 func (h *Host) Lose(dev string, from *Host, devFrom string, n int) error {
 	if err := from.OffloadsOff(devFrom, "tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation"); err != nil {
 		return err
@@ -85,9 +85,9 @@ func (h *Host) Lose(dev string, from *Host, devFrom string, n int) error {
 		"  udp dport 4791 numgen random mod %d == 0 counter drop\n }\n}\n", dev, n))
 }
 
-// Swallow makes a device drop, without a word, the RoCEv2 packets of more than mtu
-// octets that come in, as a router with a smaller MTU does if its ICMP messages are
-// filtered. from is the host at the other end, devFrom its device.
+// Swallow makes a device drop the RoCEv2 packets of more than mtu octets that arrive. It
+// sends no ICMP message, like a router with a smaller MTU whose ICMP messages are
+// filtered. from is the host at the other end of the link, devFrom its device.
 func (h *Host) Swallow(dev string, from *Host, devFrom string, mtu int) error {
 	if err := from.OffloadsOff(devFrom, "tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation"); err != nil {
 		return err
@@ -100,9 +100,10 @@ func (h *Host) Swallow(dev string, from *Host, devFrom string, mtu int) error {
 		"%s }\n}\n", dev, rules))
 }
 
-// Mark makes a device change the ECN codepoint of one in n of the RoCEv2 packets that
-// come in with the codepoint from, to the codepoint to. Both are named as in nft(8).
-// Each call replaces the rule of the last one.
+// Mark makes a device change the ECN codepoint of RoCEv2 packets: of those that arrive
+// with the codepoint from, every n-th gets the codepoint to. Both are named as in nft(8).
+// IPv4 and IPv6 are counted apart. Each call replaces the rules of the one before, for
+// another device of h too.
 func (h *Host) Mark(dev, from, to string, n int) error {
 	script := "table netdev ipoibcm_mark {}\ndelete table netdev ipoibcm_mark\n" +
 		fmt.Sprintf("table netdev ipoibcm_mark {\n chain marks {\n  type filter hook ingress device %q priority "+
@@ -114,7 +115,7 @@ func (h *Host) Mark(dev, from, to string, n int) error {
 	return h.nft(script + " }\n}\n")
 }
 
-// Block makes a device drop every RoCEv2 packet that comes in, until Unblock.
+// Block makes a device drop every RoCEv2 packet that arrives, until Unblock.
 func (h *Host) Block(dev string) error {
 	return h.nft(fmt.Sprintf("table netdev ipoibcm_block {\n chain block {\n  type filter hook ingress device "+
 		"%q priority -1; policy accept;\n"+
@@ -153,8 +154,9 @@ func (h *Host) Lost() (int, error) {
 	return strconv.Atoi(string(m[1]))
 }
 
-// Output runs a command inside the namespace and returns what it printed to
-// standard output and standard error together.
+// Output runs a command inside the namespace and returns what it printed to standard
+// output and standard error together, except what the caller directs elsewhere with
+// c.Stdout or c.Stderr.
 func (h *Host) Output(c *exec.Cmd) ([]byte, error) {
 	var out strings.Builder
 	if c.Stdout == nil {

@@ -258,7 +258,7 @@ func (h *Host) SetMaster(dev, bridge string) error {
 }
 
 // Rehearse makes two hosts whose names begin with prefix, joins them by a veth
-// pair and removes them again. Its error says why a network cannot be made here.
+// pair and removes them again. It returns an error if a network cannot be made here.
 func Rehearse(prefix string) (err error) {
 	var hosts [2]*Host
 	for i := range hosts {
@@ -270,8 +270,8 @@ func Rehearse(prefix string) (err error) {
 	return Connect(hosts[0], "eth0", hosts[1], "eth0", 1500)
 }
 
-// quiet turns DAD off for devices to come, so that underlay addresses are
-// usable at once.
+// quiet turns DAD off for devices that are made later in h, so that underlay
+// addresses are usable at once.
 func quiet(h *Host) error {
 	return errors.Join(h.Sysctl("net/ipv6/conf/default/accept_dad", "0"), h.Sysctl("net/ipv6/conf/all/accept_dad", "0"))
 }
@@ -283,9 +283,9 @@ func (h *Host) ready(dev string) error {
 	return h.Up(dev)
 }
 
-// Segment joins several hosts to one bridge that lives in a host of its own.
-// The device of host i is called "eth0". Multicast snooping is off, because no
-// querier is there.
+// Segment joins several hosts to the bridge "br0", which it makes in a host of its own.
+// The device of every host is called "eth0"; the port of the bridge to hosts[i] is
+// called "port" and i. Multicast snooping is off, because there is no querier.
 func Segment(bridge *Host, hosts []*Host, mtu int) error {
 	if err := quiet(bridge); err != nil {
 		return err

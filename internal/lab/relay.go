@@ -11,7 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An Impairment says what a Relay does to RoCEv2 packets, in parts of 1000 each.
+// An Impairment says of how many in 1000 RoCEv2 packets a Relay does what, on average. A packet is lost,
+// duplicated or reordered, never two of these; it may be corrupted as well.
 type Impairment struct {
 	Lose, Duplicate, Reorder, Corrupt int
 }
@@ -19,7 +20,7 @@ type Impairment struct {
 // A Relay is a pair of wires between two devices of a host, which carries every
 // frame from one to the other and impairs RoCEv2 frames.
 type Relay struct {
-	// Packets counts the RoCEv2 packets that came in, the others those that were impaired.
+	// Packets counts the RoCEv2 packets that arrived. The other fields count those that were impaired.
 	Packets, Lost, Duplicated, Reordered, Corrupted atomic.Int64
 
 	imp  atomic.Pointer[Impairment]
@@ -27,16 +28,17 @@ type Relay struct {
 	wg   sync.WaitGroup
 }
 
-// heldFor is how many packets at most overtake a reordered one. heldAtMost is how
-// long that is kept if no other packet comes.
+// heldFor is how many RoCEv2 packets at most overtake a reordered one. heldAtMost is how
+// long the reordered packet waits at most if no other packet arrives.
 const (
 	heldFor    = 3
 	heldAtMost = 2 * time.Millisecond
 )
 
 // ConnectThrough joins a and b by way of mid, where a relay connects the devices
-// "left" and "right". The device of a and b is dev. Its offloads are turned off, so that
-// the relay sees single packets with finished checksums. Close ends the relay.
+// "left" and "right". On both a and b the device is called dev. ConnectThrough turns its
+// offloads off, so that the relay sees single packets with finished checksums. Close ends
+// the relay.
 func ConnectThrough(a, mid, b *Host, dev string, mtu int, imp Impairment, seed uint64) (*Relay, error) {
 	if err := mid.Sysctl("net/ipv6/conf/default/disable_ipv6", "1"); err != nil {
 		return nil, err
@@ -89,7 +91,7 @@ func (r *Relay) Close() {
 	r.wg.Wait()
 }
 
-// packetSocket opens a socket for whole frames that come in on dev.
+// packetSocket opens a socket for whole frames: it receives those that arrive on dev, and sends on dev.
 func (h *Host) packetSocket(dev string) (fd int, err error) {
 	l, err := h.Link(dev)
 	if err != nil {

@@ -23,14 +23,14 @@ var ErrTimeout = errors.New("no answer")
 type Ping struct {
 	Dst  netip.Addr
 	Size int    // octets of the whole IP packet; zero means 84 (IPv4) or 104
-	DF   bool   // IPv4: set DF, so that a packet too large fails with EMSGSIZE
+	DF   bool   // do not fragment (IPv4: set DF), so that a packet too large fails with EMSGSIZE
 	Zone string // device, for link-local addresses
 	// Timeout is how long the answer may take. Zero means 1 s.
 	Timeout time.Duration
 }
 
-// Ping sends one ICMP or ICMPv6 echo request from the host, and returns the
-// round-trip time when the reply has come. A reply with another payload is an error.
+// Ping sends one ICMP or ICMPv6 echo request from the host, waits for the reply, and
+// returns the round-trip time. A reply with another payload is an error.
 func (h *Host) Ping(p Ping) (rtt time.Duration, err error) {
 	err = h.Do(func() error {
 		rtt, err = Echo(p)
@@ -92,7 +92,7 @@ func Echo(p Ping) (time.Duration, error) {
 	}
 }
 
-// socket opens a raw ICMP socket that fragments packets, or does not, as p says.
+// socket opens a raw ICMP socket that fragments packets unless p.DF is set.
 func (p *Ping) socket() (int, error) {
 	v6 := p.Dst.Is6()
 	family, proto := unix.AF_INET, unix.IPPROTO_ICMP
@@ -196,9 +196,9 @@ func (t Transfer) Mbps() float64 {
 	return float64(t.Octets) * 8 / 1e6 / t.Duration.Seconds()
 }
 
-// Send transfers data by TCP from h to addr on host to. It sends that many octets
-// and compares the SHA-256 at the end, or sends for the time d if octets is zero. It
-// returns when the receiver has confirmed all data.
+// Send transfers data by TCP from h to addr, an address of the host to. If octets is not
+// zero, Send sends that many octets and compares the SHA-256 of both ends; otherwise it
+// sends for the time d. It returns when the receiver has confirmed all data.
 func (h *Host) Send(ctx context.Context, to *Host, addr netip.Addr, octets int64,
 	d time.Duration) (t Transfer, err error) {
 	var ln *net.TCPListener
@@ -334,8 +334,9 @@ func mss(conn *net.TCPConn, t *Transfer) {
 	})
 }
 
-// Multicast joins group on devTo of to, and sends a datagram of size octets of UDP
-// payload from h through devFrom, again and again, until to has one or timeout is over.
+// Multicast joins group on the device devTo of the host to. It then sends a datagram of
+// size octets of UDP payload from h through devFrom, again and again, until the host to
+// has received one. After timeout it returns an error.
 func (h *Host) Multicast(devFrom string, to *Host, devTo string, group netip.Addr, size int,
 	timeout time.Duration) error {
 	network := "udp4"
@@ -386,7 +387,7 @@ func (h *Host) Multicast(devFrom string, to *Host, devTo string, group netip.Add
 	msg := make([]byte, size)
 	rand.NewChaCha8([32]byte{2}).Read(msg)
 	buf := make([]byte, 1<<16)
-	// The report that tells the agent of the join may still be on its way: send more than once.
+	// The agent may not have seen the kernel's report of the join yet: send more than once.
 	for deadline := time.Now().Add(timeout); time.Now().Before(deadline); {
 		if _, err := out.WriteToUDPAddrPort(msg, netip.AddrPortFrom(group, mcastPort)); err != nil {
 			return fmt.Errorf("send to %s: %w", group, err)

@@ -10,8 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Way says what a Wire does to the packets in each direction. Lose and Displace are
-// parts of 1000. Three other packets overtake a displaced one.
+// A Way says what a Wire does to the packets in each direction. Lose and Displace are how
+// many packets in 1000 are lost and displaced, on average. Three other packets overtake a
+// displaced one, or fewer if none arrives for 2 ms.
 type Way struct {
 	Delay          time.Duration
 	Lose, Displace int
@@ -116,7 +117,8 @@ func (b *frameBatch) call(trap uintptr, fd, from, to, flags int) (int, error) {
 	return int(done), nil
 }
 
-// take reads frames until the wire is closed. A frame that finds under full is lost.
+// take reads frames and sends them to the channel under, until the wire is closed. It loses and displaces
+// frames as way says, and drops a frame if under is full.
 func (w *Wire) take(from, mtu int, under chan<- wireFrame, way Way, rnd *rand.Rand) {
 	var late *wireFrame
 	left := 0
@@ -168,7 +170,7 @@ func (w *Wire) take(from, mtu int, under chan<- wireFrame, way Way, rnd *rand.Ra
 	}
 }
 
-// give writes each frame when its time has come, and frames whose time has come together in one batch.
+// give writes each frame when it is due. It writes frames that are due together in one batch.
 func (w *Wire) give(to int, under <-chan wireFrame) {
 	var b frameBatch
 	n := 0
