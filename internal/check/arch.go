@@ -88,8 +88,9 @@ func (r *run) goFor(arch string, args ...string) error {
 	return c.Run()
 }
 
-// testNarrow runs the tests as programs of 32 bits, which most kernels of amd64
-// and some of arm64 can do, and the demo with them.
+// testNarrow returns the function of a step that tests packages, and runs the demo and
+// doctor, as programs of 32 bits. Most kernels of amd64 run those. Elsewhere the step
+// records that narrow is missing.
 func (r *run) testNarrow(packages []string) func() {
 	return func() {
 		if runtime.GOARCH != "amd64" {

@@ -19,8 +19,9 @@ import (
 )
 
 // fuzz runs every fuzz target of the tree, one after the other, and prints a table at the end. Each
-// target runs for d, or if all is not zero, for an equal part of all. Each target's committed corpus is
-// filled up to keep inputs, from those that fuzzing found interesting.
+// target runs for the time d or, if the time all is not zero, for an equal part of that. If keep is not
+// zero, fuzz fills each target's committed corpus up to keep inputs, with those that fuzzing found
+// interesting.
 func (r *run) fuzz(d, all time.Duration, keep int) {
 	targets, err := fuzzTargets()
 	if err != nil {
@@ -88,7 +89,7 @@ type fuzzRow struct {
 
 var fuzzLine = regexp.MustCompile(`execs: (\d+) .*new interesting: (\d+) \(total: (\d+)\)`)
 
-// readFuzz takes the last line of progress.
+// readFuzz reads the counts of a row from the last line of progress in out.
 func readFuzz(out string) (row fuzzRow) {
 	all := fuzzLine.FindAllStringSubmatch(out, -1)
 	if len(all) > 0 {
@@ -127,8 +128,8 @@ func (t fuzzTarget) cache() (string, error) {
 	return filepath.Join(strings.TrimSpace(string(out)), "fuzz", t.pkg, t.name), err
 }
 
-// keep copies inputs from the cache of go test to the committed corpus, until the
-// corpus has n.
+// keep copies inputs of at most maxKept octets from the cache of go test to the
+// committed corpus, until the corpus has n.
 func (t fuzzTarget) keep(n int) error {
 	type input struct {
 		path string
@@ -179,8 +180,8 @@ func (t fuzzTarget) keep(n int) error {
 const maxKept = 4096
 
 // ranOutOfTime reports whether go test failed only because its time ended while
-// it waited for a worker, which it takes for a failure. A real failure prints a
-// failing input, and a text of its own.
+// it waited for a worker. It reports that as a failure, but for a real failure it
+// prints a failing input, and another text.
 func ranOutOfTime(out string) bool {
 	return onlyDeadline.MatchString(out) && !strings.Contains(out, "Failing input")
 }

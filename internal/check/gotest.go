@@ -26,8 +26,9 @@ const maxTestLine = 16 << 20
 // maxShown is how many lines of one failing test are printed at most: half of them the first ones, half the last ones.
 const maxShown = 400
 
-// shown returns what is printed of the lines of a failing test. Its own messages come first where what it knows of
-// programs comes when it ends, and last where a program's output or a stack comes before them.
+// shown returns the lines of a failing test that are printed. If there are too many, these are the first and
+// the last ones, because the test's own messages may be at either end. They come first if the test prints the
+// logs of programs when it ends, and last if a program's output or a stack comes before them.
 func shown(lines []string) string {
 	const half = maxShown / 2
 	if n := len(lines) - maxShown; n > 0 {
@@ -37,9 +38,10 @@ func shown(lines []string) string {
 	return strings.Join(lines, "")
 }
 
-// quiet is how long a step of tests may go without an event before it is ended: no
-// test begins, ends or prints anything, and nothing is built. It does not bound how
-// long a test takes: the longest test prints something a hundred times as often.
+// quiet is how long a step of tests may go without an event before it is ended. An event
+// is that a test begins, ends or prints something, or that something is built. quiet does
+// not bound how long a test takes: even the longest test prints something a hundred times
+// as often.
 const quiet = 10 * time.Minute
 
 // A place is where tests run.
@@ -50,8 +52,9 @@ type place struct {
 	behind bool     // other processes have the processors first (nice)
 }
 
-// behind begins a command that leaves the processors to others, but not for ever: nice's default of 10
-// leaves it a tenth of a processor beside a busy program of another user.
+// behind is the beginning of a command that runs with a lower priority than others. It is not nice's
+// default of 10, with which the command would get only a tenth of a processor beside a busy program of
+// another user.
 var behind = []string{"nice", "-n", "4"}
 
 // mark returns the end of the name of a test that ran at p.
@@ -113,8 +116,9 @@ type dog struct {
 	barked bool
 }
 
-// watchdog returns a dog that calls bark with SIGQUIT, for the stacks of all goroutines,
-// if reset is not called for the time after. At most 15 s later it calls bark with SIGKILL.
+// watchdog returns a dog. If its reset is not called for the duration after, the dog calls bark
+// with SIGQUIT, so that the stacks of all goroutines are printed, and at most 15 s later with
+// SIGKILL. stop ends the dog.
 func watchdog(after time.Duration, bark func(syscall.Signal)) *dog {
 	d := &dog{after: after}
 	d.mu.Lock()
@@ -178,7 +182,7 @@ type testStep struct {
 	tests    int
 }
 
-// about says what remains and what is under way.
+// about returns a text: how much remains, and what is under way.
 func (s *testStep) about() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -221,7 +225,7 @@ func (r *run) readTests(in io.Reader, at place, want int, alive func()) (bad int
 	return bad, s.Err()
 }
 
-// event takes in one event.
+// event handles one event, and returns how many failures it adds.
 func (s *testStep) event(e *testEvent) (bad int) {
 	s.mu.Lock()
 	p := s.packages[e.Package]
@@ -328,10 +332,11 @@ func reason(lines []string) string {
 	return ""
 }
 
-// failure returns the first message of a test that is no log. go test does not tell t.Error from t.Log, so
-// that failure looks at the source, in dir: at the line of the message, which is that of a caller if a helper
-// wrote it. What is surely an error comes before what may be a helper's log. If all messages are logs, it returns
-// the first of them.
+// failure returns the message of a failed test that probably says why it failed. The output of go test does
+// not distinguish t.Error from t.Log, so failure reads the source line of each message, in dir. It returns the
+// first message whose line calls Error or Fatal. If there is none, it returns the first whose line does not
+// call Log either: a helper wrote that message, and the line is that of the helper's caller. If all lines call
+// Log, it returns the first message.
 func failure(dir string, lines []string) (first string) {
 	var perhaps string
 	for _, l := range lines {

@@ -15,7 +15,8 @@
 // in it for ten minutes.
 //
 // With CI=true in the environment a missing tool is a failure: there it should
-// have been installed. So is a test that docs/specs.md names and that was skipped.
+// have been installed. It is also a failure if a test that docs/specs.md names was
+// skipped or did not run.
 package main
 
 import (
@@ -89,10 +90,10 @@ var (
 	leastKernel = "5.10"
 )
 
-// interop returns the steps with virtual machines: those of the series only of Linux, or
-// all if only is empty. They run without the race detector. A test reads memory that a
-// peer's RDMA WRITE fills when the peer says so out of band, and the detector cannot see
-// that order.
+// interop returns the steps with virtual machines. If only is not empty, it returns only the
+// steps whose guests run that series of Linux. The steps run without the race detector: when
+// a peer says out of band that its RDMA WRITE is done, a test reads the memory that the
+// WRITE filled, and the detector cannot see that order.
 func (r *run) interop(only string) (steps []step) {
 	guests := func(series string, flags ...string) step {
 		at := place{name: "Linux " + series, env: []string{"IPOIBCM_KERNEL=" + series}}
@@ -111,8 +112,8 @@ func (r *run) interop(only string) (steps []step) {
 }
 
 // shareBuilds makes all builds of this run, those of tests too, share Go's build cache,
-// also between clones: they are without cgo unless it is asked for, and without the names
-// of directories.
+// also between clones of the repository. They are built without cgo unless a step asks for
+// it, and without the names of directories.
 func shareBuilds() {
 	os.Setenv("CGO_ENABLED", "0")
 	os.Setenv("GOFLAGS", strings.TrimSpace(os.Getenv("GOFLAGS")+" -trimpath"))
@@ -272,9 +273,9 @@ type grouping struct {
 	// clocked are the packages of unit whose tests send on this machine's network and look at the clock;
 	// pure are the others.
 	clocked, pure []string
-	// concurrent are the packages whose code runs on several goroutines or threads: the
-	// edges and the shell of test/arch. The race detector looks at them in every
-	// run, at the others in the long form only.
+	// concurrent are the packages of unit whose code runs on several goroutines or threads,
+	// see [concurrentPackages]. Every run tests them with the race detector too, only the long
+	// form the others.
 	concurrent []string
 }
 
@@ -418,8 +419,8 @@ func lastLine(s string) string {
 	return s[strings.LastIndexByte(s, '\n')+1:]
 }
 
-// needs says which programs and rights of some tests are missing. Those tests skip
-// by themselves.
+// needs records which programs and rights are missing that some tests need. Those tests
+// skip by themselves.
 func (r *run) needs() {
 	if r.only != "" {
 		return

@@ -135,7 +135,8 @@ func (p *progress) left() string {
 	if len(p.endsBefore) != p.steps {
 		return ""
 	}
-	// The last step to end did so at time at of this run, and at time reached of the one before.
+	// Of the steps that have ended in this run, the last one ended at time at. In the run before, the
+	// last one of the same steps ended at time reached.
 	var last, reached, at float64
 	for name, end := range p.endsBefore {
 		last = max(last, end)
@@ -153,7 +154,7 @@ func (p *progress) left() string {
 	return fmt.Sprintf(", about %v left", time.Duration(rest*float64(time.Second)).Round(time.Second))
 }
 
-// end removes the line. It saves the times of the steps if all of more than two steps ended.
+// end removes the line. It saves the times of the steps if there are more than two and all have ended.
 func (p *progress) end() {
 	p.mu.Lock()
 	p.clear()

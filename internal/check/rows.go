@@ -9,9 +9,10 @@ import (
 	"ipoibcm/internal/long"
 )
 
-// showRows fails the tests that show a requirement according to docs/specs.md, but
-// were skipped or did not run. It does so with CI=true only, where every tool is
-// installed. Elsewhere the list of skipped tests says enough.
+// showRows records as failed the tests that show a requirement according to
+// docs/specs.md, but were skipped or did not run. It does so only with CI=true, where
+// every tool is installed, and without -only. Elsewhere the list of skipped tests is
+// enough.
 func (r *run) showRows() {
 	if !r.ci || r.only != "" {
 		return
@@ -24,13 +25,13 @@ func (r *run) showRows() {
 	r.mustPass(strings.Fields(string(out)))
 }
 
-// byHand begins the reason of a skipped test that runs until it is stopped. It shows
-// no more than other tests do.
+// byHand begins the reason of a skipped test that would run until somebody stops it. Such
+// a test shows no more than other tests do, so that mustPass does not fail it.
 const byHand = "runs until it is stopped"
 
-// mustPass fails each of the tests, named by package and test, that was skipped
-// wholly or in part, or that did not run although its package did. In the short form
-// a test may be skipped because it belongs to the long form.
+// mustPass records as failed each of the tests, named by package and test, that was
+// skipped wholly or in part, or that did not run although its package did. In the short
+// form a test may be skipped because it belongs to the long form.
 func (r *run) mustPass(tests []string) {
 	ran := map[string]bool{} // packages
 	skips := map[string]string{}
@@ -68,8 +69,8 @@ func (r *run) anywhere() map[string]*result {
 	return best
 }
 
-// splitTest takes apart "path/of/package.TestName/sub/test". The test is empty
-// if name is that of something else.
+// splitTest splits "path/of/package.TestName/sub/test" before TestName. test is empty
+// if name is not the name of a test.
 func splitTest(name string) (pkg, test string) {
 	for _, kind := range []string{".Test", ".Fuzz", ".Example"} {
 		if i := strings.Index(name, kind); i >= 0 {

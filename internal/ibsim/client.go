@@ -2,8 +2,8 @@
 // simulator ibsim (0.10 to 0.12) and opensm, both programs of the system, and clients in
 // pure Go that send and receive MADs at the simulator's host ports.
 //
-// Simulator and clients meet at datagram sockets in the abstract name space of the network
-// namespace. No privilege is needed and no network. There is no data
+// Simulator and clients exchange messages over datagram sockets, whose abstract names are local
+// to the network namespace. They need neither privilege nor a network. There is no data
 // plane, and a MAD is never lost unless a link is down.
 //
 // It is for tests.

@@ -71,7 +71,8 @@ type Fabric struct {
 
 var fabrics atomic.Uint32
 
-// Missing says which programs are not installed; nil if all are.
+// Missing returns an error that names the first program or library that is not installed, or nil if all
+// are.
 func Missing() error {
 	for _, name := range []string{"opensm", "ibsim"} {
 		if _, err := find(name); err != nil {
@@ -94,8 +95,9 @@ func find(name string) (string, error) {
 	return exec.LookPath(name)
 }
 
-// Start starts a simulator, and a subnet manager with the given text of partitions.conf.
-// If that is empty opensm has no such file. Both programs end with the test.
+// Start starts a simulator, and a subnet manager with the text partitions as its
+// partitions.conf. If the text is empty, opensm has no such file. Both programs end with
+// the test.
 func Start(t testing.TB, partitions string) *Fabric {
 	t.Helper()
 	f := &Fabric{name: fmt.Sprintf("ipoibcm-%d-%d", os.Getpid(), fabrics.Add(1)), dir: t.TempDir()}
@@ -142,7 +144,7 @@ func (f *Fabric) command(path string, args ...string) *exec.Cmd {
 	return c
 }
 
-// StartSM starts the subnet manager and returns when the subnet is up.
+// StartSM starts the subnet manager, with partitions as for [Start], and returns when the subnet is up.
 func (f *Fabric) StartSM(partitions string) error {
 	f.sms++
 	conf := filepath.Join(f.dir, "opensm.conf")

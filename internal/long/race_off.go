@@ -2,5 +2,5 @@
 
 package long
 
-// Race says that the tests run under the race detector.
+// Race reports whether the tests run under the race detector.
 const Race = false

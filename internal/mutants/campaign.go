@@ -130,8 +130,8 @@ func (c *campaign) parallel(n int, f func(int)) {
 	wg.Wait()
 }
 
-// baseline runs each set of tests without any mutant. It returns, by pattern, why a set
-// cannot judge mutants, or "": the tests must pass, and not be skipped.
+// baseline runs each set of tests without any mutant. To judge mutants, the tests of a set
+// must pass, and not be skipped. baseline returns, by pattern, why a set cannot, or "".
 func (c *campaign) baseline(bin, pkg string, ms []*mutant) map[string]string {
 	wrong := map[string]string{}
 	for _, m := range ms {
@@ -197,8 +197,8 @@ func (c *campaign) sleepers(t *tree, ms []*mutant) (overlay string, kept []*muta
 	}
 }
 
-// overlay writes changed files into a directory. It returns the path of the file that tells the go
-// command of them (-overlay).
+// overlay writes changed files into a directory. It returns the path of the file that lists them for
+// the go command (-overlay).
 func (c *campaign) overlay(files map[string]string, dir string) (string, error) {
 	if err := os.RemoveAll(dir); err != nil {
 		return "", err

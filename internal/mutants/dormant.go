@@ -30,7 +30,7 @@ type source struct {
 	text  []byte
 	pkg   string
 	funcs []*ast.FuncDecl
-	base  int // position of the first octet, less one
+	base  int // position (token.Pos) of the first octet
 }
 
 func parseSource(name string, text []byte) (*source, error) {
@@ -50,7 +50,7 @@ func parseSource(name string, text []byte) (*source, error) {
 
 func (s *source) offset(p token.Pos) int { return int(p) - s.base }
 
-// find returns the offset at which an edit applies.
+// find returns the offset at which an edit applies. It is an error if e.old does not occur exactly once.
 func (s *source) find(e edit) (int, error) {
 	if n := bytes.Count(s.text, []byte(e.old)); n != 1 {
 		return 0, fmt.Errorf("%d times in %s, want once: %q; the code has moved on, and so must the mutant", n, e.file, e.old)
@@ -95,8 +95,8 @@ func (t *tree) source(file string) (*source, error) {
 	return s, nil
 }
 
-// asleep reports whether all edits of a mutant are inside function bodies, so that
-// the mutant can be in the program without effect until it is named.
+// asleep reports whether all edits of a mutant are inside function bodies. Then the
+// mutant can be in the program, without effect unless [variable] holds its number.
 func (t *tree) asleep(m *mutant) (bool, error) {
 	for _, e := range m.edits {
 		s, err := t.source(e.file)
@@ -134,9 +134,9 @@ func (t *tree) awake(m *mutant) (map[string]string, error) {
 	return files, nil
 }
 
-// dormant returns the files of mutants that sleep. Each changed function begins with
-// a test whether a changed copy should run instead. The copies stand at the end, so
-// that no line moves.
+// dormant returns the changed files, with all mutants of ms in them, asleep. Each function
+// that a mutant changes begins with a statement that calls the mutant's copy of it instead if
+// the mutant is awake. The copies are at the end of the file, so that no line moves.
 func (t *tree) dormant(ms []*mutant) (map[string]string, error) {
 	type change struct {
 		fn     *ast.FuncDecl
@@ -203,8 +203,8 @@ func (s *source) dispatch(fn *ast.FuncDecl, number int) string {
 	return fmt.Sprintf(" if zzMutant == %d { return %s(%s) };", number, call, args)
 }
 
-// fieldNames returns the names of parameters. A parameter without a name has placeholder and
-// its index, the name that rewrite gives it.
+// fieldNames returns the names of parameters. For a parameter without a name it returns the name
+// that [source.rewrite] gives it: the text placeholder and the parameter's index.
 func fieldNames(fields *ast.FieldList, placeholder string) (names []string) {
 	for _, f := range fields.List {
 		if len(f.Names) == 0 {
@@ -221,8 +221,8 @@ func fieldNames(fields *ast.FieldList, placeholder string) (names []string) {
 	return names
 }
 
-// rewrite returns the text in which some functions begin with another text. It gives
-// all parameters of those functions names.
+// rewrite returns the text of the file, with begin[fn] inserted at the beginning of the
+// body of each function fn in begin. It gives all parameters of those functions names.
 func (s *source) rewrite(begin map[*ast.FuncDecl]string) string {
 	type insert struct {
 		at, skip int
@@ -263,8 +263,8 @@ func (s *source) rewrite(begin map[*ast.FuncDecl]string) string {
 	return out.String()
 }
 
-// copy returns a copy of a function, with the edits and another name. An error of the
-// compiler in it names the mutant's number.
+// copy returns a copy of a function, with the edits made and another name. If the copy
+// does not compile, the compiler's error names the mutant's number.
 func (s *source) copy(fn *ast.FuncDecl, number int, edits []edit) string {
 	from, to := s.offset(fn.Type.Func), s.offset(fn.End())
 	text := string(s.text[from:to])

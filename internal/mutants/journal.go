@@ -30,7 +30,8 @@ type entry struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// openJournal opens the journal at path. It begins it anew, or with resume keeps and reads its entries.
+// openJournal opens the journal at path. With resume it reads and keeps the entries, otherwise it deletes
+// them.
 func openJournal(path, tree string, resume bool) (*journalFile, error) {
 	j := &journalFile{tree: tree, old: map[string]entry{}}
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {

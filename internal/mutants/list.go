@@ -87,7 +87,7 @@ func readLists(dir string) ([]*mutant, error) {
 	return all, nil
 }
 
-// parseList reads one list; list/README.md has its form.
+// parseList reads one list; list/README.md describes its form.
 func parseList(area, text string) (all []*mutant, err error) {
 	p := listParser{area: area}
 	s := bufio.NewScanner(strings.NewReader(text))

@@ -8,12 +8,12 @@
 //	go run ./internal/mutants -only 'cm/|P_Key'     # those whose name, file or tests match
 //	go run ./internal/mutants -resume               # take earlier verdicts on the same tree
 //
-// Nothing is written into the tree but .cache/mutants.jsonl, where every verdict
-// goes at once. The go command reads the changed files from elsewhere. A change
-// inside a function body stands in a copy of that function, which runs only if an
-// environment variable names the mutant. So all such changes cost one build of each
-// package of tests. A change outside of functions is built alone. Each mutant runs in
-// a process of its own, several at a time.
+// The command writes only one file in the tree, .cache/mutants.jsonl, which gets each
+// verdict as soon as it is known. The go command reads the changed files from a temporary
+// directory. A change inside a function body is made in a copy of that function, which
+// runs only if an environment variable holds the mutant's number. So all such changes cost
+// one build of each package of tests. A change outside of functions is built alone. The
+// tests of each mutant run in a process of their own, several at a time.
 package main
 
 import (

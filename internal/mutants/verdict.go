@@ -64,7 +64,7 @@ func complaints(out string) string {
 	return cmp.Or(strings.Join(said, ""), out)
 }
 
-// settle records a verdict. It prints it if somebody must act, or with -v.
+// settle records a verdict. It prints the verdict if the mutant needs work, or with -v.
 func (c *campaign) settle(v verdict) {
 	c.journal.put(v)
 	c.add(v)

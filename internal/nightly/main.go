@@ -28,7 +28,7 @@ type step struct {
 	command    []string
 }
 
-// steps returns the steps of a night, in order. Those without an end of their own take hour.
+// steps returns the steps of a night, in order. Those without an end of their own take the time hour each.
 func steps(hour time.Duration) []step {
 	d := hour.String()
 	return []step{
@@ -79,8 +79,8 @@ func choose(all []step, list string) (chosen []step, err error) {
 	return chosen, nil
 }
 
-// source names the state of the source: the commit, and a hash of what differs
-// from it. The benchmark's own results do not count.
+// source names the state of the source: the commit, and a hash of what differs from it
+// in files that git tracks. The results of the benchmark do not count.
 func source() string {
 	commit, err := exec.Command("git", "rev-parse", "--short=12", "HEAD").Output()
 	if err != nil {

@@ -18,7 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// variable names the process that made the namespace.
+// variable is the environment variable with the PID of the process that made the namespace.
 const variable = "IPOIBCM_OWN_NETNS"
 
 // Have reports whether this process has a namespace of its own. It has none if it was
@@ -26,8 +26,9 @@ const variable = "IPOIBCM_OWN_NETNS"
 func Have() bool { return os.Getenv(variable) != "" }
 
 // Main is for TestMain. It starts the test program again in a new namespace, so that all
-// its threads are there, and sets the loopback device up and prepares it. Without root it
-// runs the tests in the present namespace.
+// its threads are there, sets the loopback device up and calls prepare, which may be nil,
+// with it. Without root, or if no namespace can be made, it runs the tests in the present
+// namespace, without preparing anything.
 func Main(m *testing.M, prepare func(lo netlink.Link) error) {
 	if !Have() && os.Geteuid() == 0 {
 		err := again()

@@ -138,7 +138,7 @@ func billOf(programs []billed, all []dependency, version string, at time.Time, c
 	return doc
 }
 
-// treeHash returns a hash of go.sum, "h1:" and base64, as hexadecimal digits. It returns "" for
+// treeHash converts a hash of go.sum, "h1:" and base64, to hexadecimal digits. It returns "" for
 // anything else.
 func treeHash(sum string) string {
 	raw, err := base64.StdEncoding.DecodeString(strings.TrimPrefix(sum, "h1:"))

@@ -111,8 +111,9 @@ func (b *build) time() (time.Time, error) {
 	return time.Unix(n, 0).UTC(), nil
 }
 
-// versionOfCommit returns the version of a release. For a commit without one it returns a
-// version that sorts before all releases, and by the time of the commit.
+// versionOfCommit returns the version of the latest tagged release that the commit is or
+// follows, as [releaseVersion] writes it. If there is none it returns a version that sorts
+// before all releases, and among others of its kind by the time of the commit.
 func (b *build) versionOfCommit() (string, error) {
 	if tag, err := b.output("git", "describe", "--tags", "--dirty"); err == nil {
 		return releaseVersion(strings.TrimSpace(tag)), nil

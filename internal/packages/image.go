@@ -210,7 +210,7 @@ func (b *build) layer() ([]byte, error) {
 // fileCapability returns the attribute security.capability of a program that may use
 // capability c: struct vfs_cap_data, revision 2 (linux/capability.h). It makes c
 // permitted but not effective. So the program starts even in a container that withholds
-// c, and says what it lacks.
+// c, and can print what it lacks.
 func fileCapability(c int) []byte {
 	b := binary.LittleEndian.AppendUint32(nil, 0x02000000)
 	for i := range 2 {

@@ -112,8 +112,9 @@ func licenceTexts(dir string) (map[string]string, error) {
 	return texts, nil
 }
 
-// marks are sentences by which licences are recognised. A text may hold several. A choice (OR) counts
-// alone, and BSD-2-Clause does not count beside BSD-3-Clause, whose text has its sentence too.
+// marks are sentences by which licences are recognised. A text may hold several of them. If one is a
+// choice (OR), no other counts. The sentence of BSD-2-Clause does not count beside that of BSD-3-Clause,
+// because the text of BSD-3-Clause holds both.
 var marks = []struct{ licence, sentence string }{
 	{"BSD-3-Clause OR GPL-2.0-only", "spdx-license-identifier: bsd-3-clause or gpl-2.0-only"},
 	{"Apache-2.0", "apache license version 2.0"},

@@ -7,8 +7,8 @@
 //
 // The same commit makes the same octets: every time in them is that of the commit, or
 // SOURCE_DATE_EPOCH, and nothing of the machine that builds gets in. nfpm, which
-// writes the two package formats, is fetched into .cache and built there; the image is
-// written here. Why is in docs/adr/0038-packages.md.
+// writes the two package formats, is fetched and built into .cache; this command writes
+// the image itself. The reasons are in docs/adr/0038-packages.md.
 package main
 
 import (

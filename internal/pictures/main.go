@@ -86,7 +86,7 @@ var parts = []part{
 		stressLinks},
 }
 
-// renew returns a document as it was, and as it is now that its part is written anew.
+// renew returns a document as it was, and as it is with its part p written anew. It writes no file.
 func (p part) renew(root string, svgs map[string]string) (was, now string, err error) {
 	b, err := os.ReadFile(filepath.Join(root, p.file))
 	if err != nil {

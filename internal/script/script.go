@@ -8,9 +8,9 @@
 //	< REP comm=a1 remote=01
 //		> RTU comm=01 remote=a1
 //
-// A line that begins flush left is input, and "+4.2s" lets time pass. The indented
-// lines below are all that comes out; none means that nothing does. With -update the
-// indented lines are written anew, and the difference is reviewed.
+// A line without indentation is input; "+4.2s" lets that time pass. The indented lines
+// below an input are all of its output; if there are none, there must be no output. With
+// -update, Run writes the indented lines anew, for people to review the difference.
 //
 // It is for tests.
 package script
@@ -99,7 +99,7 @@ func Play(text string, m Machine) (string, error) {
 	return b.String(), nil
 }
 
-// difference says where two texts differ first.
+// difference describes the first line in which two texts differ.
 func difference(want, got string) string {
 	w, g := strings.Split(want, "\n"), strings.Split(got, "\n")
 	for i := range max(len(w), len(g)) {
@@ -127,8 +127,8 @@ func input(lines []string, i int) string {
 	return lines[0]
 }
 
-// Args returns the arguments among the words of a line by name: "size=100", and "silent", which
-// has an empty value.
+// Args returns the words of a line as arguments, by name. "size=100" has the name "size" and the
+// value "100", "silent" an empty value.
 func Args(words []string) map[string]string {
 	args := map[string]string{}
 	for _, w := range words {
@@ -138,7 +138,7 @@ func Args(words []string) map[string]string {
 	return args
 }
 
-// Text returns the value of an argument, or def if the line does not have it.
+// Text returns the value of the argument key, or def if there is no such argument.
 func Text(args map[string]string, key, def string) string {
 	if v, ok := args[key]; ok {
 		return v
@@ -146,8 +146,8 @@ func Text(args map[string]string, key, def string) string {
 	return def
 }
 
-// Duration returns the time that an argument gives, or zero if the line does not have it. It
-// panics at one that is none.
+// Duration returns the value of the argument key as a duration, or zero if there is no such
+// argument. It panics if the value is no duration.
 func Duration(args map[string]string, key string) time.Duration {
 	d, err := time.ParseDuration(Text(args, key, "0s"))
 	if err != nil {

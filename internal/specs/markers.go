@@ -35,7 +35,8 @@ type decl struct {
 }
 
 // A testPackage holds the declarations in the test files of one package, by name.
-// Methods stand under their own name, so that those of several types are together.
+// The name of a method does not include its type. One name may therefore have methods of
+// several types.
 type testPackage map[string][]*decl
 
 // A showing is the tests that show one row, by name.
@@ -207,7 +208,7 @@ func declare(p testPackage, set *token.FileSet, dir string, f *ast.File) (all []
 	return all
 }
 
-// isTest says whether "go test" runs f: a test or a fuzz function.
+// isTest reports whether "go test" runs f: a test or a fuzz function.
 func isTest(f *ast.FuncDecl) bool {
 	if f.Recv != nil || f.Type.Params.NumFields() != 1 {
 		return false
@@ -229,8 +230,9 @@ func isTest(f *ast.FuncDecl) bool {
 	return false
 }
 
-// reach adds every test of p to the rows that it or a declaration that it uses names.
-// A row that a declaration names which no test uses is stray.
+// reach adds every test of p to shown, at each row that the test names itself, or that a
+// helper or table names which the test uses. If no test uses a helper or table, the rows
+// that it names are stray.
 func (s *scanner) reach(p testPackage, shown map[string]showing) {
 	ran := map[*decl]bool{}
 	for _, decls := range p {
@@ -269,7 +271,7 @@ func (s *scanner) reach(p testPackage, shown map[string]showing) {
 	}
 }
 
-// follow adds d, and what it uses, to seen.
+// follow adds d to seen, and the declarations that d uses, directly or through others, but no other test.
 func follow(p testPackage, d *decl, seen map[*decl]bool) {
 	if seen[d] {
 		return

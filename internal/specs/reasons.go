@@ -86,8 +86,8 @@ func decision(number string) (string, error) {
 	return strings.TrimPrefix(filepath.ToSlash(paths[0]), "docs/"), nil
 }
 
-// agree checks the reasons against the tests: a row without a test has a reason, a row
-// with the kind noTest has no test, and a row with the kind part has one.
+// agree returns an error if the reasons contradict the tests: a row without a test must
+// have a reason, a row of kind noTest no test, and a row of kind part at least one.
 func agree(texts []text, shown map[string]showing, reasons map[string]reason) error {
 	var open []string
 	for _, t := range texts {

@@ -2,7 +2,8 @@
 // neighbours: octets, time, allocations, set-ups. One real machine stands among
 // up to 100,000 peers that keep no state, in virtual time.
 //
-// What is asserted is what other work on the processor cannot change: octets in the
-// heap, allocations, how often each block of the machine is run, and with a median and
-// several tries the ratio of two times. docs/scale.md has the figures.
+// The tests assert only what other work on the processor cannot change: octets in the
+// heap, allocations, how often each block of the machine's code is run, and the ratio of
+// two times, for which they take medians and try several times. docs/scale.md has the
+// figures.
 package scale

@@ -28,8 +28,8 @@ type Bars struct {
 	Groups      []BarGroup
 }
 
-// ticks returns round values from zero up to high or beyond, at equal steps, of which most fit into high.
-// decimals is how many decimals they need.
+// ticks returns round values at equal steps, from zero to the first that is not below high. The number of
+// steps that fit into high is at most the parameter most. decimals is how many decimals the values need.
 func ticks(high, most float64) (values []float64, decimals int) {
 	if high <= 0 {
 		return []float64{0, 1}, 0

@@ -66,7 +66,7 @@ func (r Report) find(test, variant string, mtu int, contender string) *Series {
 }
 
 // Ratio returns the median of the ratios of a to b within each round. ok is false if they
-// have not been measured in the same rounds, or if a value of b is zero.
+// do not have values of equally many rounds, or if a value of b is zero.
 func Ratio(a, b *Series) (ratio float64, ok bool) {
 	if a == nil || b == nil || len(a.Values) == 0 || len(a.Values) != len(b.Values) {
 		return 0, false

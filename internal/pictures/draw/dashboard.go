@@ -111,8 +111,8 @@ func (c Curve) highest() (high float64) {
 	return high
 }
 
-// plot draws lines over time, with a legend below. If there are more lines than the
-// legend has room for, those with the highest values come first.
+// plot draws lines over time, with a legend below. If there are more than legendMost
+// lines, the legend shows those with the highest values.
 func (p *Picture) plot(panel Panel, seconds, x, y, w, h float64) {
 	if len(panel.Curves) > legendMost {
 		panel.Curves = slices.Clone(panel.Curves)
@@ -147,7 +147,7 @@ func (p *Picture) plot(panel Panel, seconds, x, y, w, h float64) {
 	p.legend(panel, x, bottom+48, w)
 }
 
-// pieces splits a curve where it has no points for longer than one and a half of its shortest steps.
+// pieces splits a curve where the time between two points is more than 1.5 times the shortest such time.
 func pieces(points []float64) (all [][]float64) {
 	step := math.Inf(1)
 	for k := 2; k+1 < len(points); k += 2 {

@@ -38,7 +38,8 @@ var (
 	stepLine    = regexp.MustCompile(`^(?:Note (over|left of|right of) ([ab])|([ab])(->>|-x)[ab]): (.+)$`)
 )
 
-// ReadMermaid reads the sequence diagrams that test ipoib writes into docs/connections.md.
+// ReadMermaid reads one sequence diagram in Mermaid's form, as tests write them into docs/connections.md
+// and docs/service.md.
 func ReadMermaid(text string) (s Sequence, err error) {
 	end := map[string]int{"a": 0, "b": 1}
 	for i, line := range strings.Split(strings.TrimSpace(text), "\n") {

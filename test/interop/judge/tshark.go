@@ -50,8 +50,8 @@ func guessed(protocols string) bool {
 // partOf holds the opcodes of SEND first, middle and last, for RC and UC.
 var partOf = map[string]bool{"0": true, "1": true, "2": true, "32": true, "33": true, "34": true}
 
-// Known reports whether an expert note is about no fault: RoCEv2 senders, rxe among
-// them, leave the UDP checksum 0 on IPv6 too.
+// Known reports whether an expert note is not about a fault: that the UDP checksum is 0,
+// as RoCEv2 senders, rxe among them, leave it on IPv6 too.
 func Known(message string) bool {
 	return strings.Contains(message, "Illegal checksum value (0)") ||
 		strings.Contains(message, "Illegal Checksum value (0)")

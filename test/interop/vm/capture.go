@@ -19,7 +19,7 @@ type Packet struct {
 	From    string // the port's name
 	Frame   []byte // Ethernet header and what follows
 	Verdict Verdict
-	Changed bool // the rule changed octets of the frame after that
+	Changed bool // the rule then changed octets of the frame; Frame does not show that
 }
 
 // A Capture holds the frames of a segment since its start, in the order of arrival.

@@ -78,7 +78,7 @@ func Cache() (string, error) {
 	return filepath.Join(d, "ipoibcm"), nil
 }
 
-// lockCache makes the folder of Cache if need be, and locks it until the file is closed.
+// lockCache makes the folder of Cache if need be, and locks it until the caller closes lock.
 func lockCache() (cache string, lock *os.File, err error) {
 	if cache, err = Cache(); err != nil {
 		return "", nil, err
@@ -273,7 +273,7 @@ func pack(root, file string) error {
 	return errors.Join(c.end(), w.Flush(), f.Close())
 }
 
-// prune removes all but the newest images.
+// prune removes the oldest images until keep are left. It never removes newest.
 func prune(cache, newest string) {
 	dirs, _ := filepath.Glob(filepath.Join(cache, "image-*"))
 	for len(dirs) > keep {

@@ -21,14 +21,14 @@ import (
 // switch would, and counts them.
 const portQueue = 4096
 
-// tapQueue is how many frames may wait in a host's device, in place of 1000. A UC
-// queue pair sends all packets of a message at once, and 1 MiB is more than 1000.
+// tapQueue is how many frames may wait in a host's device. The kernel's default is 1000,
+// and a UC QP sends all packets of a message at once: more than 1000 for 1 MiB.
 const tapQueue = 8192
 
 // maxFrame is the largest Ethernet frame, in octets.
 const maxFrame = 65536 + 14
 
-// maxHeld is how long a frame waits for the frames that a rule lets overtake it.
+// maxHeld is how long a frame waits at most for the frames that overtake it, see [Verdict].
 const maxHeld = 20 * time.Millisecond
 
 // A Segment is an Ethernet in this process: guests and TAP devices of host
@@ -49,9 +49,10 @@ type Segment struct {
 // A Verdict says what becomes of a frame. The zero Verdict lets it pass.
 type Verdict struct {
 	Drop bool
-	// Copies is how many further times the frame arrives.
+	// Copies is how many further times the frame arrives. It has no effect if Behind is not zero.
 	Copies int
-	// Behind is how many later frames of the same sender overtake the frame.
+	// Behind is how many later frames of the same sender overtake the frame, if they are sent
+	// within maxHeld.
 	Behind int
 }
 

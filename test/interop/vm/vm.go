@@ -62,7 +62,7 @@ type VM struct {
 	gone   chan struct{} // closed when QEMU has ended
 }
 
-// Boot starts a guest and returns when it takes commands.
+// Boot starts a guest and returns when guestd in it accepts commands.
 func Boot(ctx context.Context, img *Image, c Config) (*VM, error) {
 	netGuest, netHost, err := pair()
 	if err != nil {
@@ -151,7 +151,7 @@ func (v *VM) Console() string { return v.cons.String() }
 
 // Kill ends the guest as a power failure would.
 func (v *VM) Kill() {
-	// The signal goes to the program timeout, which ends and ends QEMU too.
+	// The signal is sent to the program timeout, which passes it on to QEMU.
 	v.cmd.Process.Signal(unix.SIGTERM)
 	select {
 	case <-v.gone:
@@ -309,7 +309,8 @@ func (p *Proc) Wait(timeout time.Duration) (string, error) {
 	return string(p.all), nil
 }
 
-// Line waits for the next line of output.
+// Line waits for the next line of output and returns it. If the command ends without another line, it returns
+// an error.
 func (p *Proc) Line(timeout time.Duration) (line string, err error) {
 	ended := false
 	err = p.wait(timeout, func() bool {

@@ -73,8 +73,8 @@ func say(addr string, n int, device string) error {
 	}
 }
 
-// through makes a socket's datagrams to the group ip leave by the device ifi. For another ip it allows
-// broadcasts instead.
+// through makes a socket send its datagrams to the group ip through the device ifi. If ip is no group, it
+// allows the socket to send broadcasts instead.
 func through(fd int, ip net.IP, ifi *net.Interface) error {
 	switch {
 	case !ip.IsMulticast():
@@ -86,7 +86,7 @@ func through(fd int, ip net.IP, ifi *net.Interface) error {
 	return unix.SetsockoptIPMreqn(fd, unix.IPPROTO_IP, unix.IP_MULTICAST_IF, &unix.IPMreqn{Ifindex: int32(ifi.Index)})
 }
 
-// sink prints how many octets of a flood came.
+// sink prints "ready", and when a flood is over, how many octets of it have arrived.
 func sink(addr string) error {
 	c, err := net.ListenPacket("udp", addr)
 	if err != nil {

@@ -26,8 +26,8 @@ func tunnel(device string, number int) error {
 	})
 }
 
-// outside counts the packets that come in on a device until the input ends: those of RoCEv2 over IPv6,
-// and all.
+// outside counts the packets that arrive on a device until standard input ends. It prints how many were
+// RoCEv2 over IPv6, and how many there were in all.
 func outside(device string) error {
 	link, err := net.InterfaceByName(device)
 	if err != nil {
