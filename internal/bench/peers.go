@@ -27,9 +27,8 @@ const (
 	manyPeers = 1000
 	// somePeers are connected one after the other; the rest in two bursts.
 	somePeers = 100
-	// morePeers is how many peers are connected when the first burst is over. They are more
-	// than an agent has receive buffers for UD (512), so that each buffer has been written
-	// to by then.
+	// morePeers is how many peers are connected when the first burst is over: more than an
+	// agent has receive buffers for UD (512), so that each buffer has been written to by then.
 	morePeers = 700
 	// farmGIDs is how many GIDs the peers share. They do not share one, because an agent
 	// limits the answers per second that it accepts from one GID. Hosts with a GID each

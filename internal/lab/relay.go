@@ -11,8 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An Impairment says of how many in 1000 RoCEv2 packets a Relay does what, on average. A packet is lost,
-// duplicated or reordered, never two of these; it may be corrupted as well.
+// An Impairment says how many in 1000 RoCEv2 packets a Relay loses, duplicates, reorders and
+// corrupts, on average. It does at most one of the first three to a packet, and may corrupt the
+// packet as well.
 type Impairment struct {
 	Lose, Duplicate, Reorder, Corrupt int
 }
@@ -29,7 +30,7 @@ type Relay struct {
 }
 
 // heldFor is how many RoCEv2 packets at most overtake a reordered one. heldAtMost is how
-// long the reordered packet waits at most if no other packet arrives.
+// long the reordered packet waits at most if no other frame arrives.
 const (
 	heldFor    = 3
 	heldAtMost = 2 * time.Millisecond

@@ -200,7 +200,8 @@ func stress(root string, all map[string]string) error {
 // scene matches a heading of a page, with the name of a scene below it and the trace of the scene.
 var scene = regexp.MustCompile("(?s)\n## ([^\n]+)\n(?:[^#]|#[^#])*?<!-- scene: ([^\n]+) -->\n+```mermaid\n(.*?)```")
 
-// traced maps the pages with traces that tests write to the beginning of their pictures' names.
+// traced holds the pages with traces, which tests write, and the prefix that the names of a page's pictures
+// have.
 var traced = map[string]string{"docs/connections.md": "connection-", "docs/service.md": "service-"}
 
 // sequences draws the traces.

@@ -6,15 +6,17 @@ import (
 	"time"
 )
 
-// A figure is one row of the table in README: the ratio of RC to another contender.
+// A figure is one row of the table in README: the ratio of RC to another contender, or to RC in another
+// variant.
 type figure struct {
 	text          string
 	test, variant string
 	of            string // the other contender
-	than          string // variant of the other; empty means the same variant
+	than          string // variant of that contender; empty means the same variant
 }
 
-// figures are the rows: first those where RC is ahead, and from "behind" on those where it is not.
+// figures are the rows with ratios: first those where RC is ahead, with one for what loss costs, and from
+// "behind" on those where RC is behind.
 var figures = []figure{
 	{"one TCP stream: goodput, of wireguard-go's", "tcp", "1 stream", "wireguard-go", ""},
 	{"its processor time for each GB, of wireguard-go's", "cpu", "1 stream", "wireguard-go", ""},

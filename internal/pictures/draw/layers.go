@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// A Package is one package of a program and where it stands.
+// A Package is one package of a program, and its place in the layers.
 type Package struct {
 	Dir     string // its directory
 	Layer   int    // packages import from layers below theirs only
@@ -37,7 +37,7 @@ func kindColours(kind string) (fill, stroke string) {
 }
 
 // LayersSVG draws the packages as boxes, the highest layer first. The number in a box
-// says how many of the packages import it.
+// is how many of the packages import that package.
 func LayersSVG(all []Package) string {
 	const (
 		width, left, size, h, gap = 960, 70, 12, 26, 8

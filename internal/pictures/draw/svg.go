@@ -15,8 +15,8 @@ import (
 	"unicode/utf8"
 )
 
-// Colours. Readers who do not tell red from green can tell them apart. Those of text have
-// a contrast of 4.5 with the background.
+// Colours. Readers who do not tell red from green can tell them apart. The colours of text
+// have a contrast of at least 4.5 with the background.
 const (
 	paper = "#ffffff"
 	ink   = "#1f2328"

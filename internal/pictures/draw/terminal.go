@@ -7,7 +7,7 @@ import (
 
 // TerminalSVG draws lines as a terminal shows them. A line longer than columns goes on in
 // the next row, indented by four columns, so that nothing is lost. A line that begins with
-// "$ " is a command.
+// "$ " is a command, and drawn bold. An "ok" at the beginning of a line has a colour.
 func TerminalSVG(title, desc string, lines []string, columns int) string {
 	const size, lead, margin = 12, 17, 20
 	width := 2*margin + TextWidth(strings.Repeat("m", columns), size)

@@ -10,7 +10,7 @@
 //	                                  a group that is joined on the device, or a broadcast address
 //	traffic say ADDR:PORT SIZE DEVICE one UDP datagram there every tenth of a second, until it is killed
 //	traffic sink ADDR:PORT            print "ready", then how many octets of UDP came until there was silence
-//	traffic flood ADDR:PORT SIZE RATE UDP datagrams of SIZE octets, RATE Mb/s, for floodTime
+//	traffic flood ADDR:PORT SIZE RATE UDP datagrams of SIZE octets, RATE Mb/s, for 3 s; print the octets sent
 //	traffic get SOCKET PATH           print a document of an agent's control API
 //	traffic outside DEVICE            print "ready", then one line of what was received there when the input
 //	                                  ends: packets of RoCEv2, and all packets
