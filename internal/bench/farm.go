@@ -380,7 +380,8 @@ func (f *farm) carries(qpn ib.QPN) *farmConn {
 }
 
 // accept makes the connection that a REQ asks for and returns it. For a repeated REQ it returns
-// the same connection again, and nil for a REQ that is not for RC or not to a peer of the farm.
+// the same connection again. It returns nil if the REQ is not for RC or not to a peer of the
+// farm, or if the QP cannot be made.
 func (f *farm) accept(m *verbs.MAD, req mad.REQ) *farmConn {
 	key := farmKey{m.Remote, req.LocalCommID}
 	if c := f.byRemote[key]; c != nil {
