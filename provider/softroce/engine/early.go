@@ -91,10 +91,12 @@ func buffer(n, held int, bufs Buffers) []byte {
 	if bufs == nil {
 		return make([]byte, n)
 	}
-	if b := bufs.Get(held); len(b) >= n {
-		return b[:n]
+	b := bufs.Get(held)
+	if b != nil && len(b) < n { // a packet longer than any path MTU allows
+		bufs.Put(b)
+		return nil
 	}
-	return nil
+	return b[:min(n, len(b))]
 }
 
 // grow makes room for a packet that is d ahead.

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/roce"
 )
@@ -165,6 +166,16 @@ func TestEarlyIsGivenBack(t *testing.T) {
 			t.Errorf("%s: %d are kept", end.name, bufs.out)
 		}
 	}
+}
+
+// A packet ahead of the expected one that is longer than a buffer takes none.
+func TestEarlyPacketLongerThanABuffer(t *testing.T) {
+	bufs := &countedBuffers{}
+	p := newPair(t, ib.RC, func(c *Config, _ *verbs.QPAttr) { c.Buffers = bufs })
+	for range 3 {
+		p.input(p.b, append(forged(p.b, 5, false), make([]byte, 4400)...))
+	}
+	expect.Equal(t, bufs.out, 0, "buffers in use")
 }
 
 type countedBuffers struct{ out int }
