@@ -130,7 +130,7 @@ func (n *settling) run() (*Stream, mpa.Result, error) {
 			n.do(mpa.Recv{Data: n.buf[:k]})
 		}
 		if n.stream == nil && n.err == nil && err != nil {
-			n.failed(err)
+			n.lost(err)
 		}
 	}
 	if n.stop != nil {
@@ -145,6 +145,17 @@ func (n *settling) run() (*Stream, mpa.Result, error) {
 func (n *settling) trace(out bool, b []byte) {
 	if n.s.Trace != nil {
 		n.s.Trace(out, b)
+	}
+}
+
+// lost is failed for an error that ends the use of the connection. A machine that has ended already
+// ignores the error, as a responder's does that has rejected the request.
+func (n *settling) lost(err error) {
+	conn := n.conn
+	n.failed(err)
+	if n.stream == nil && n.err == nil && n.conn == conn && !errors.Is(err, os.ErrDeadlineExceeded) {
+		n.err = err
+		_ = conn.Close()
 	}
 }
 
@@ -171,7 +182,7 @@ func (n *settling) do(ev mpa.Event) {
 			n.trace(true, act.Data)
 			_ = n.conn.SetWriteDeadline(time.Now().Add(writeTimeout))
 			if _, err := n.conn.Write(act.Data); err != nil {
-				n.failed(fmt.Errorf("send startup frame: %w", err))
+				n.lost(fmt.Errorf("send startup frame: %v", err)) // its deadline is not the machine's
 				return
 			}
 		case mpa.Request:
@@ -195,6 +206,7 @@ func (n *settling) do(ev mpa.Event) {
 				if err := n.stream.sendRTR(t); err != nil {
 					n.stream = nil
 					n.err = fmt.Errorf("send RTR indication: %w", err)
+					_ = n.conn.Close()
 				}
 			}
 		case mpa.Stream:

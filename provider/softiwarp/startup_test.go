@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -289,4 +290,27 @@ func TestOverPipe(t *testing.T) {
 	}
 	go got.s.Close()
 	s.Close()
+}
+
+// A refusal that cannot be sent ends the attempt: the machine has ended and takes no notice of errors.
+func TestRefusalIsNotSent(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	a, b := net.Pipe()
+	go func() {
+		_, _, _ = (&Startup{Options: p2pOptions}).
+			Connect(ctx, func(context.Context) (net.Conn, error) { return a, nil })
+	}()
+	_, _, err := (&Startup{}).Accept(ctx, mute{b}, func(context.Context, mpa.Request) mpa.Event { return mpa.Reject{} })
+	if ctx.Err() != nil || err == nil {
+		t.Errorf("after %v: %v", ctx.Err(), err)
+	}
+}
+
+// A mute connection is reset by the first Write.
+type mute struct{ net.Conn }
+
+func (m mute) Write([]byte) (int, error) {
+	_ = m.Close()
+	return 0, syscall.ECONNRESET
 }
