@@ -202,8 +202,9 @@ func (t *Tracker) Refused() uint64 { return t.refused }
 func (t *Tracker) Step(now time.Time, ev Event) (changed bool) {
 	switch ev := ev.(type) {
 	case Listed:
-		if len(ev.Members)+len(ev.Bad) == 0 && len(t.now.Members) > 0 {
-			t.fail(now, errEmpty)
+		if err := ev.useless(); err != nil && len(t.now.Members) > 0 {
+			t.refused += uint64(len(ev.Members))
+			t.fail(now, err)
 			return false
 		}
 		return t.listed(now, ev)
@@ -221,6 +222,23 @@ func (t *Tracker) Step(now time.Time, ev Event) (changed bool) {
 		panic(fmt.Sprintf("membership: unknown event %T", ev)) // our bug
 	}
 	return false
+}
+
+// useless returns an error if the list has no member that can be used. A record that cannot be read stands
+// for the member that had it before.
+func (l Listed) useless() error {
+	if len(l.Bad) > 0 {
+		return nil
+	}
+	err := errEmpty
+	for _, m := range l.Members {
+		bad := m.check()
+		if bad == nil {
+			return nil
+		}
+		err = fmt.Errorf("the source names nobody who can be used; its last list stays: %w", bad)
+	}
+	return err
 }
 
 func (t *Tracker) fail(now time.Time, err error) {

@@ -80,6 +80,7 @@ func TestFailuresShrinkNothing(t *testing.T) {
 	}{
 		{"a failure", Failed{errTest}},
 		{"an empty answer", Listed{}},
+		{"nobody who can be used", Listed{Members: []Member{{ID: "a"}, {ID: "b"}}}},
 		{"a record that cannot be read", Listed{Members: list("a c"), Bad: []Bad{{"b", errTest}}}},
 		{"nothing but such records", Listed{Bad: []Bad{{"a", errTest}, {"b", errTest}, {"c", errTest}}}},
 		{"the same list", Listed{Members: list("c b a")}},
