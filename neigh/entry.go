@@ -115,8 +115,10 @@ func (t *Table) discard(dst []Action, ip netip.Addr, pkt []byte, why Drop) []Act
 // such entries fill half of the table. It returns a nil entry if none can be evicted. heard means
 // that nobody has asked for the neighbour: it spoke first.
 func (t *Table) add(dst []Action, ip netip.Addr, heard bool) ([]Action, *entry) {
-	full := len(t.entries) >= t.o.maxNeighbors()
-	if full || heard && t.heard.Len() >= max(1, t.o.maxNeighbors()/2) {
+	switch full := len(t.entries) >= t.o.maxNeighbors(); {
+	case heard && t.heard.Len() >= max(1, t.o.maxNeighbors()/2):
+		dst = t.evict(dst, t.heard.Oldest())
+	case full:
 		victim := t.victim()
 		if victim == nil {
 			return dst, nil

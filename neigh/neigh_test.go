@@ -365,6 +365,51 @@ func TestHearsay(t *testing.T) {
 	}
 }
 
+// That half is no more while there are neighbours that did not answer, and these stay on record.
+func TestHearsayBesideFailed(t *testing.T) {
+	tab := New(Options{LinkAddr: hosts["A"], DADProbes: -1, MaxNeighbors: 16, RequestRate: -1, SourceRate: -1})
+	now := time.Unix(1000, 0)
+	tab.Step(nil, now, AddrAdded{netip.MustParsePrefix("10.0.0.1/8")})
+	for i := range byte(4) {
+		tab.Step(nil, now, Resolve{IP: netip.AddrFrom4([4]byte{10, 0, 1, i}), Packet: []byte{0x45}})
+	}
+	for range 10 {
+		now = now.Add(time.Second)
+		tab.Step(nil, now, Wake{})
+	}
+	for i := range byte(100) {
+		b, err := arp.NewRequest(hosts["B"], netip.AddrFrom4([4]byte{10, 0, 2, i}), netip.MustParseAddr("10.0.0.1")).AppendBinary(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tab.Step(nil, now, RecvARP{From: hosts["B"].Key(), Payload: b})
+	}
+	failed := 0
+	for _, n := range tab.Neighbors() {
+		if n.State == StateFailed {
+			failed++
+		}
+	}
+	expect.Equal(t, failed, 4, "neighbours that did not answer")
+	expect.Equal(t, len(tab.Neighbors()), 4+8, "neighbours")
+}
+
+// A packet that has no room beside those of other neighbours takes none of its own neighbour's with it.
+func TestPacketWithoutRoom(t *testing.T) {
+	tab := New(Options{LinkAddr: hosts["A"], DADProbes: -1, MaxTotalOctets: 1000, MaxQueuedOctets: 2000})
+	now := time.Unix(1000, 0)
+	tab.Step(nil, now, AddrAdded{netip.MustParsePrefix("10.0.0.1/8")})
+	for _, p := range []struct {
+		ip     string
+		octets int
+	}{{"10.0.0.2", 800}, {"10.0.0.3", 100}, {"10.0.0.3", 300}} {
+		tab.Step(nil, now, Resolve{IP: netip.MustParseAddr(p.ip), Packet: make([]byte, p.octets)})
+	}
+	n, _ := tab.Lookup(netip.MustParseAddr("10.0.0.3"))
+	expect.Equal(t, n.QueuedOctets, 100, "octets that wait")
+	expect.Equal(t, tab.Counters().Drops[DropQueueTotal], uint64(1), "dropped")
+}
+
 // answer returns an ARP reply to host A that says that 10.0.0.2 is at link.
 func answer(t *testing.T, link encap.LinkAddr) RecvARP {
 	t.Helper()

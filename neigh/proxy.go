@@ -54,9 +54,11 @@ func (t *Table) others(dst []Action, now time.Time, target netip.Addr, q questio
 	o := t.asked[target]
 	switch {
 	case o != nil && o.asking && now.Before(o.until):
-		if len(o.waiting) < maxAsking {
-			o.waiting = append(o.waiting, q)
+		if len(o.waiting) >= maxAsking {
+			t.drop(DropAskFull)
+			return dst, rtnl.AnswerNot
 		}
+		o.waiting = append(o.waiting, q)
 		return dst, rtnl.AnswerNot
 	case o != nil && now.Before(o.until):
 		return dst, o.answer

@@ -13,6 +13,18 @@ func (t *Table) enqueue(dst []Action, e *entry, pkt []byte) []Action {
 	if pkt == nil {
 		return dst
 	}
+	own := 0
+	if e.queue != nil {
+		own = e.queue.octets
+	}
+	switch { // the packet has no room even if all others of e go
+	case t.o.maxQueuedPackets() < 1:
+		return t.discard(dst, e.ip, pkt, DropQueuePackets)
+	case len(pkt) > t.o.maxQueuedOctets():
+		return t.discard(dst, e.ip, pkt, DropQueueOctets)
+	case t.queued-own+len(pkt) > t.o.maxTotalOctets():
+		return t.discard(dst, e.ip, pkt, DropQueueTotal)
+	}
 	for e.queue != nil && len(e.queue.packets) >= t.o.maxQueuedPackets() {
 		dst = t.discardOldest(dst, e, DropQueuePackets)
 	}
@@ -21,14 +33,6 @@ func (t *Table) enqueue(dst []Action, e *entry, pkt []byte) []Action {
 	}
 	for e.queue != nil && t.queued+len(pkt) > t.o.maxTotalOctets() {
 		dst = t.discardOldest(dst, e, DropQueueTotal)
-	}
-	switch {
-	case t.o.maxQueuedPackets() < 1:
-		return t.discard(dst, e.ip, pkt, DropQueuePackets)
-	case len(pkt) > t.o.maxQueuedOctets():
-		return t.discard(dst, e.ip, pkt, DropQueueOctets)
-	case t.queued+len(pkt) > t.o.maxTotalOctets():
-		return t.discard(dst, e.ip, pkt, DropQueueTotal)
 	}
 	if e.queue == nil {
 		e.queue = new(queue)
