@@ -221,7 +221,7 @@ func (a *Agent) readdress() {
 	for hop, p := range a.paths {
 		if p.p.Kind == fib.PathUD || p.p.Kind == fib.PathGroup {
 			p.dp.Set(a.targetOrDrop(hop, p.p))
-			a.ref(p.p, 1)
+			a.refAH(p.p, 1)
 		}
 	}
 	a.loop.Barrier()

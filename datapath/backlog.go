@@ -196,16 +196,14 @@ func (l *thread) pumpBatch(q *sendQ, w *work, now int64) (more bool) {
 	if n == 0 && len(w.moved) == 0 {
 		return false
 	}
-	if left := l.postNow(q, w.items[:n], w, now); len(left) > 0 {
-		for i := range left { // q took fewer than dequeue expected
-			l.dropFull(q, &left[i])
-		}
-		return false
+	left := l.postNow(q, w.items[:n], w, now)
+	for i := range left { // the provider has less room than it said
+		l.dropFull(q, &left[i])
 	}
 	if len(w.moved) > 0 {
 		l.reroute(q, w.moved, w, now)
 	}
-	return true
+	return len(left) == 0
 }
 
 // dequeue fills w.items with the packets whose turn it is, as many as may be posted, and returns
