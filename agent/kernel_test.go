@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"ipoibcm/fib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/ipoib"
 	"ipoibcm/rtnl"
 )
@@ -84,6 +85,7 @@ func TestDriverDoesNotWaitForKernel(t *testing.T) {
 		t.Error("with the kernel busy the driver was woken by something else than a query")
 	}
 
+	expect.Equal(t, a.statusHead(nil).Interface.State, "starting", "State before the kernel has the first routes")
 	close(stuck.released)
 	for got, changes := 0, 0; got < len(told) || !ready; {
 		select {
@@ -106,4 +108,5 @@ func TestDriverDoesNotWaitForKernel(t *testing.T) {
 			t.Fatalf("%d outcomes arrived of %d; ready: %v", got, len(told), ready)
 		}
 	}
+	expect.Equal(t, a.statusHead(nil).Interface.State, "up", "State after that")
 }

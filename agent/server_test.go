@@ -50,6 +50,7 @@ func answerQueries(ctx context.Context, a *Agent) <-chan struct{} {
 
 func serveAgent(t *testing.T) *served {
 	a, p := newAgent(t)
+	a.service.routed = true
 	path := filepath.Join(t.TempDir(), "run", "ibcm0.sock")
 	l, err := listen(path)
 	if err != nil {

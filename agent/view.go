@@ -55,6 +55,8 @@ func (a *Agent) statusHead(n map[string]uint64) control.Status {
 		state = "no link"
 	case !s.Up:
 		state = "down"
+	case !a.service.routed:
+		state = "starting"
 	}
 	out := control.Status{
 		Version: control.Version,

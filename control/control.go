@@ -102,7 +102,9 @@ type Interface struct {
 	// Netns is the network namespace of the interface, if that is not the agent's: its name, or
 	// net:[INODE].
 	Netns string `json:"netns,omitempty"`
-	State string `json:"state"`  // "up", "down", "underlay down" or "no link"
+	// State is "up", "down", "underlay down" or "no link", and "starting" until the kernel has the first
+	// routes.
+	State string `json:"state"`
 	Mode  string `json:"mode"`   // policy: rc, uc, auto or ud
 	MTU   int    `json:"mtu"`    // device MTU
 	UDMTU int    `json:"ud_mtu"` // largest datagram sent, octets of IP
