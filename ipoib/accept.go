@@ -57,7 +57,7 @@ func (f *Interface) requested(ev cm.RequestReceived) {
 	}
 	crossed := p.waitUntil
 	p.waitUntil = time.Time{}
-	if p.accept != nil { // it has given the former one up, or we lost track of it
+	if p.accept != nil { // the peer has given its former REQ up, or we lost track of it
 		f.hangUp(p.accept, "the peer asked again")
 	}
 	c := f.newConn(p, ev.Transport, form, false)
@@ -77,14 +77,14 @@ func (f *Interface) requested(ev cm.RequestReceived) {
 	f.touch(p)
 }
 
-// unacceptable says why a REQ of the peer at key cannot be taken, whatever else is known of
-// the peer; why is empty if it can.
+// unacceptable returns why we cannot accept a REQ of the peer at key, whatever else we know of
+// the peer; why is empty if we can.
 func (f *Interface) unacceptable(ev cm.RequestReceived, form serviceid.Form, key encap.LinkAddr) (
 	reason cm.Reason, info []byte, why string) {
 	switch {
 	case !f.up:
 		return cm.ReasonNoResources, nil, "the interface is down"
-	case key == f.link.Key(): // equal is not smaller
+	case key == f.link.Key(): // our address is not smaller than itself, so the rule of crossings rejects
 		return cm.ReasonConsumer, nil, "the REQ is from ourselves"
 	case !f.offers(ev.Transport, form):
 		return cm.ReasonInvalidTransport, nil, fmt.Sprintf("%v is not offered", ev.Transport)
@@ -97,8 +97,8 @@ func (f *Interface) unacceptable(ev cm.RequestReceived, form serviceid.Form, key
 	return 0, nil, ""
 }
 
-// offers reports whether we accept transport t: one that Options.Mode has, and only RC in
-// REQs of the legacy form.
+// offers reports whether we accept transport t in a REQ of this form. Options.Mode must include t,
+// and the legacy form allows only RC.
 func (f *Interface) offers(t ib.Transport, form serviceid.Form) bool {
 	switch t {
 	case ib.RC:
@@ -175,7 +175,7 @@ func (f *Interface) cross(p *peer, ev cm.RequestReceived) bool {
 	case d == nil:
 		return true // nothing outstanding: section 3.2
 	case d.form != serviceid.RFC && p.provenLegacy():
-		return true // the connection of the REQ will end our attempt, if it ever comes to be: see established
+		return true // if the connection of this REQ comes up, established ends our attempt
 	case d.state == connCreating:
 		f.withdraw(d) // our REQ has not left, so none crossed
 		return true
@@ -200,7 +200,7 @@ func (f *Interface) cross(p *peer, ev cm.RequestReceived) bool {
 	return false
 }
 
-// withdraw abandons an attempt of ours without a word to the peer.
+// withdraw abandons an attempt of ours and sends nothing to the peer.
 func (f *Interface) withdraw(c *conn) {
 	h := c.handle
 	f.drop(c)
@@ -229,7 +229,8 @@ func (f *Interface) acceptFailed(c *conn, why string) {
 	}
 }
 
-// qpCreated goes on with the connection whose QP is ready.
+// qpCreated sends the REQ or the REP of the connection whose QP is ready now. If the path does not
+// carry the path MTU of the peer's REQ, it rejects that REQ.
 func (f *Interface) qpCreated(ev QPCreated) {
 	c := f.conns.byID[ev.Conn]
 	if c == nil || c.state != connCreating {

@@ -17,9 +17,9 @@ import (
 type Event interface{ event() }
 
 type (
-	// Start begins the life of the interface: the UD QP is in RTS and the TUN
-	// exists. It comes first and once. The link counts as down until a FIBEvent says that
-	// the device is up.
+	// Start begins the life of the interface: the UD QP is in RTS and the TUN exists. The
+	// driver sends it first, and once. The link counts as down until a FIBEvent says that the
+	// device is up.
 	Start struct{}
 
 	// FIBEvent is for [fib.Table]: a change in the kernel, or the outcome of a
@@ -31,10 +31,10 @@ type (
 	// kernel holds them.
 	KernelGroups struct{ Groups []netip.Addr }
 
-	// KernelConf is what the device's sysctls say: whether we are a router.
+	// KernelConf has the device's sysctls. They decide whether we are a router.
 	KernelConf struct{ rtnl.Conf }
 
-	// OtherIs answers AskOther: whether and how the host answers for Addr.
+	// OtherIs answers AskOther: it reports whether and how the host answers for Addr.
 	OtherIs struct {
 		Addr   netip.Addr
 		Answer rtnl.Answering
@@ -113,8 +113,9 @@ type (
 	// CopiesTook says how much processor time the SendCopies of one Step took.
 	CopiesTook struct{ Time time.Duration }
 
-	// Shutdown ends the interface: DREQ to all, everything withdrawn. The driver
-	// keeps stepping until Deadline is zero, or until it does not want to wait any longer.
+	// Shutdown ends the interface: a DREQ for every connection that is up, and all groups,
+	// neighbours and destinations given up. The driver keeps stepping until Deadline is zero,
+	// or until it does not want to wait any longer.
 	Shutdown struct{}
 
 	// Wake says that Deadline has passed. Spurious ones are harmless.
@@ -159,9 +160,9 @@ type UDUse struct {
 type Action interface{ action() }
 
 type (
-	// SendUD sends a frame, encapsulation header included, from the UD QP: to
-	// the group MGID if that is not zero, else to Link. A Link with QPN 0xffffff
-	// is one member of Options.Peers that is asked instead of all members.
+	// SendUD sends a frame, encapsulation header included, from the UD QP: to the group MGID
+	// if that is not zero, else to Link. A Link with QPN 0xffffff is one member of
+	// Options.Peers. The frame is a query that goes only to it, or its copy of a SendCopies.
 	SendUD struct {
 		MGID  ib.GID
 		Link  encap.LinkAddr
@@ -176,9 +177,9 @@ type (
 		Frame []byte
 	}
 
-	// HoldGroups says whether Packet events to multicast and broadcast addresses would be dropped
-	// now. The driver may then drop such packets itself, except those that only this machine may
-	// forward (IGMP, ICMPv6 types 130 to 137 and 143).
+	// HoldGroups with On says that this machine would now drop Packet events to multicast and
+	// broadcast addresses. Until a HoldGroups without On the driver may drop such packets itself,
+	// except those that only this machine may forward (IGMP, ICMPv6 types 130 to 137 and 143).
 	HoldGroups struct{ On bool }
 
 	// SendConn sends a frame, encapsulation header included, on a connection.
@@ -205,8 +206,8 @@ type (
 	}
 
 	// ConnectQP moves the queue pair to RTR and at once to RTS. Peer is the interface at
-	// the other end. A failure comes back as QPFailed. No path ever names a connection that
-	// a legacy peer opened, because it is for receiving only.
+	// the other end. The driver reports a failure with QPFailed. No path ever names a connection
+	// that a legacy peer opened, because such a connection is for receiving only.
 	ConnectQP struct {
 		Conn     fib.Conn
 		Peer     encap.LinkAddr
@@ -214,7 +215,7 @@ type (
 	}
 
 	// DestroyQP moves the queue pair to ERR, waits for its completions and
-	// destroys it. The handle is gone with this action.
+	// destroys it. The handle is invalid from this action on.
 	DestroyQP struct{ Conn fib.Conn }
 
 	// JoinGroup attaches the UD QP to a group of the underlay. MLID is the LID of the group on
@@ -230,8 +231,8 @@ type (
 		MLID ib.LID
 	}
 
-	// PublishGroups hands the data path a new table of groups: what it may accept
-	// and where multicast goes.
+	// PublishGroups hands the data path a new table of groups: which groups it may accept
+	// packets for, and where it sends multicast.
 	PublishGroups struct{ Table *group.Table }
 
 	// FIBAction is what [fib.Table] wants done: paths and destinations of the data
@@ -286,7 +287,7 @@ func (RemoveAddr) action()    {}
 func (AskOther) action()      {}
 func (Note) action()          {}
 
-// A NoteKind groups notes for those who follow only some.
+// A NoteKind groups notes, so that a reader can follow only some kinds.
 type NoteKind string
 
 // Kinds of notes.
@@ -420,7 +421,7 @@ type Counter struct {
 	Value uint64
 }
 
-// An Explanation says in words why a destination is reached as it is.
+// An Explanation describes how a destination is reached, and why.
 type Explanation struct {
 	Addr     netip.Addr
 	NextHop  netip.Addr

@@ -36,7 +36,7 @@ const (
 	reqLifetime = 8 * 400 * time.Millisecond
 )
 
-// A connState says how far a connection is, beyond what cm knows.
+// A connState is how far a connection is, beyond what cm knows.
 type connState uint8
 
 const (
@@ -98,8 +98,8 @@ func (s *conns) byAge() []*conn {
 	return slices.SortedFunc(maps.Values(s.byID), func(a, b *conn) int { return cmp.Compare(a.id, b.id) })
 }
 
-// newConn makes the record of a connection and asks for its QP. It returns nil
-// if there is no room.
+// newConn makes the record of a connection and asks for its QP. It returns nil if that would
+// exceed connsPerHost or Options.MaxConns.
 func (f *Interface) newConn(p *peer, t ib.Transport, form serviceid.Form, active bool) *conn {
 	if f.conns.ofHost[p.key.GID] >= connsPerHost {
 		f.count(dropHostConns)
@@ -134,16 +134,16 @@ func (f *Interface) newConn(p *peer, t ib.Transport, form serviceid.Form, active
 // roomAfter is how long a connection must have carried nothing to make room for another.
 const roomAfter = 10 * time.Second
 
-// makeRoom ends the connection that was used longest ago if one more connection would bring the
-// number to fullAt. That connection stays if it has carried something of late, or if its last packets
-// have not been acknowledged: then the limit holds.
+// makeRoom calls letIdleGo if one more connection would bring the number to fullAt.
 func (f *Interface) makeRoom() {
 	if len(f.conns.byID)+1 >= f.fullAt() {
 		f.letIdleGo()
 	}
 }
 
-// letIdleGo ends the connection that was used longest ago, if it may go, and says whether one did.
+// letIdleGo ends the connection that was used longest ago, and reports whether it did. It ends none
+// if that connection has carried something within roomAfter, has packets without acknowledgement, or
+// has a peer with waiting packets, nor if MaxConns is below 16.
 func (f *Interface) letIdleGo() bool {
 	c := f.conns.inUse.Oldest()
 	if c == nil || f.opt.maxConns() < 16 || // one sixteenth of the limit is none: no place is kept free
@@ -155,7 +155,8 @@ func (f *Interface) letIdleGo() bool {
 	return true
 }
 
-// drop removes c from every record. Its QP is destroyed at the end of the Step. drop does not tell the CM.
+// drop removes c from every record, and has settle destroy its QP at the end of the Step. It does not
+// tell the CM.
 func (f *Interface) drop(c *conn) {
 	if f.conns.byID[c.id] != c {
 		return
@@ -202,7 +203,7 @@ func (f *Interface) hangUp(c *conn, why string) {
 	}
 	f.note(n)
 	h, up := c.handle, c.state == connUp
-	f.drop(c) // first, so that what the CM answers finds no record
+	f.drop(c) // first, so that the CM's actions about c find no record
 	if h == 0 {
 		return // its QP was still being made
 	}
@@ -229,8 +230,8 @@ func (f *Interface) lost(c *conn, why string) {
 	}
 }
 
-// served reports whether c, which packets can be sent on, has been up for Options.settled: then
-// the failures before it do not count any more, and its loss is no failure.
+// served reports whether c has been up for Options.settled and packets can be sent on it. Then the
+// failures before it do not count any more, and its loss is no failure.
 func (f *Interface) served(c *conn) bool {
 	return c.state == connUp && !c.rxOnly() && f.now.Sub(c.up) >= f.opt.settled()
 }

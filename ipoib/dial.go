@@ -38,8 +38,8 @@ func (f *Interface) dial(p *peer) {
 	f.touch(p)
 }
 
-// again makes the next try of an attempt at once, because there is another way. It fails the
-// attempt after maxQuickRetries.
+// again makes the next try of an attempt at once, because there is another way. If maxQuickRetries
+// are used up it fails the attempt.
 func (f *Interface) again(p *peer, why string) {
 	p.quick++
 	if p.quick > maxQuickRetries {
@@ -154,8 +154,8 @@ func (f *Interface) rejected(c *conn, ev cm.Failed) {
 	}
 }
 
-// wrongServiceID handles REJ 8: the peer listens on the other form, or it is
-// one of ours with a new QPN.
+// wrongServiceID handles REJ 8: the peer listens on the other form of service ID, or it runs our
+// own agent and has a new UD QPN.
 func (f *Interface) wrongServiceID(c *conn, pd encap.PrivateData) {
 	p := c.peer
 	if pd.QPN != 0 {
@@ -168,7 +168,7 @@ func (f *Interface) wrongServiceID(c *conn, pd encap.PrivateData) {
 	}
 	neither := p.triedForm[serviceid.RFC] && p.triedForm[serviceid.Legacy]
 	switch {
-	case c.via == ViaInband: // only our own kind knows it, and would have named its QPN
+	case c.via == ViaInband: // only our own kind knows in-band messages, and would have named its QPN
 		f.fail(p, "rejected in-band: service ID unknown")
 		return
 	case neither:
@@ -190,8 +190,8 @@ func (f *Interface) wrongServiceID(c *conn, pd encap.PrivateData) {
 	f.again(p, "with the other service ID")
 }
 
-// moved handles a peer whose UD QPN is not the one we hold: what we know of it
-// is out of date, so its addresses are resolved again.
+// moved handles a peer whose UD QPN is not the one that we know. It forgets the peer's neighbour
+// entries, which are out of date, and resolves the addresses again.
 func (f *Interface) moved(p *peer, qpn ib.QPN) {
 	f.count(nMoved)
 	waiting := f.takeQueue(p)
@@ -209,7 +209,8 @@ func (f *Interface) moved(p *peer, qpn ib.QPN) {
 	}
 }
 
-// wrongMTU handles REJ 26: one retry with what the peer suggests.
+// wrongMTU handles REJ 26. It retries once: with the path MTU in the ARI if that is smaller than
+// ours, else with the Receive MTU that mtu.AfterReject chooses.
 func (f *Interface) wrongMTU(c *conn, ev cm.Failed, pd encap.PrivateData) {
 	p := c.peer
 	if p.tried26 {
@@ -256,15 +257,15 @@ func (c *conn) mostPath(port ib.MTU) ib.MTU {
 	return port
 }
 
-// yield takes REJ 28 as the verdict of a crossing (RFC 4755 section 3.3): that is no failure,
-// and we send no new REQ. Waiting packets go out on the connection that the peer's REQ opens;
-// the REQ must come within reqLifetime and up to a quarter more.
+// yield takes REJ 28 as the verdict of a crossing (RFC 4755 section 3.3). The verdict is no
+// failure, and we send no new REQ. Waiting packets are sent on the connection that the peer's REQ
+// opens. That REQ must arrive within reqLifetime, or up to a quarter more (chosen at random).
 func (f *Interface) yield(p *peer) {
 	f.count(nCrossSeen)
 	f.count(nCrossYielded)
 	p.diagnose().verdict = "REQs crossed: ours was rejected with 28 because our address is smaller; the peer's REQ stands"
 	f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: p.diagnostics().verdict})
-	if p.accept != nil { // taken while p was a proven legacy peer, which knows no crossing
+	if p.accept != nil { // we took its REQ while p was a proven legacy peer, which knows no crossing
 		f.setClass(p, ClassRFC, "it applied the rule for REQs that cross")
 		f.touch(p)
 		return
@@ -274,7 +275,7 @@ func (f *Interface) yield(p *peer) {
 	f.touch(p)
 }
 
-// waited gives up waiting for the REQ of the peer that won a crossing.
+// waited gives up waiting for the REQ of p, which won a crossing.
 func (f *Interface) waited(p *peer) {
 	p.waitUntil = time.Time{}
 	f.count(nCrossExpired)

@@ -12,7 +12,8 @@
 // Addresses that resolve to one link-layer address share a peer, and a peer has
 // one connection to send on. A path to the peer is
 //
-//	Miss    while there is no connection: the next packet opens one
+//	Miss    while there is no connection: the next packet opens one. On InfiniBand also
+//	        while the path to the port is not known: the next packet asks for it
 //	UD      while a connection is being set up, during the pause after a failure,
 //	        and for good where the two ends have no mode in common
 //	Conn    while a connection is up
@@ -209,8 +210,8 @@ func (f *Interface) handle(ev Event) {
 	}
 }
 
-// handleLeaving takes the events after Shutdown or HandOver: only CM messages, events of fib
-// and Wake, so that the DREQs complete.
+// handleLeaving handles events after Shutdown or HandOver. It ignores all but CM messages, events
+// of fib and Wake, which the DREQs need to complete.
 func (f *Interface) handleLeaving(ev Event) {
 	switch ev := ev.(type) {
 	case RecvMAD:
@@ -253,8 +254,8 @@ func (f *Interface) note(n Note) {
 	f.do(n)
 }
 
-// start listens for connections on both service IDs (RFC 4755's and Linux's). They stay
-// listened on while the link is down: a REJ 8 would tell peers that we are of another kind.
+// start listens for connections on both service IDs (RFC 4755's and Linux's). The CM listens on
+// them also while the link is down: from a REJ 8 peers would conclude that we are of another kind.
 func (f *Interface) start() {
 	if f.started {
 		return
@@ -297,7 +298,7 @@ func (f *Interface) linkUp() {
 		f.addLinkLocal() // the kernel removes it when a device goes down
 	}
 	f.recall(f.opt.Memory)
-	f.opt.Memory = Memory{} // from now on we know better
+	f.opt.Memory = Memory{} // from now on our own records are newer
 }
 
 // linkDown gives up everything that needs the link (RFC 4755 section 3.4).
@@ -329,8 +330,8 @@ func (f *Interface) linkDown(why string) {
 	f.note(Note{Kind: NoteLink, Text: "interface down: " + why, Report: InterfaceDown})
 }
 
-// stop closes all connections. The service IDs stay listened on, so that a late REQ is
-// refused with REJ 3: a REJ 8 would look like that of another kind of peer.
+// stop closes all connections. The CM still listens on the service IDs, so that a late REQ gets
+// REJ 3: from a REJ 8 the peer would conclude that we are of another kind.
 func (f *Interface) stop() {
 	f.linkDown("the agent stops")
 	f.leaveFabric()
@@ -339,8 +340,8 @@ func (f *Interface) stop() {
 }
 
 // advertise stops announcing modes before connections run out, and announces them again
-// when there is room. To refuse REQs is not enough: after a REJ 1 Linux sends another REQ
-// with its next packet, but not the packet. To a peer whose flags are zero Linux sends by UD.
+// when enough have ended. To refuse REQs is not enough: after a REJ 1 Linux drops its next packet
+// and sends another REQ instead. To a peer whose flags are zero Linux sends packets by UD.
 func (f *Interface) advertise() {
 	limit, full := f.opt.maxConns(), f.fullAt()
 	switch n := len(f.conns.byID); {
@@ -356,10 +357,10 @@ func (f *Interface) advertise() {
 	f.neighStep(neigh.SetFlags{Flags: f.announced().Flags})
 }
 
-// fullAt is the number of connections from which on no mode is announced.
+// fullAt returns the number of connections from which on we announce no mode.
 func (f *Interface) fullAt() int { return f.opt.maxConns() - f.opt.maxConns()/16 }
 
-// leaveAt is the number of connections below which modes are announced again.
+// leaveAt returns the number of connections below which we announce modes again.
 func (f *Interface) leaveAt() int { return f.fullAt() - f.opt.maxConns()/16 }
 
 // announced returns our link-layer address with the flags that peers are told: none at
@@ -372,7 +373,7 @@ func (f *Interface) announced() encap.LinkAddr {
 	return link
 }
 
-// addrAdded takes an address that the device has got, whoever added it.
+// addrAdded handles a new address of the device, whoever added it.
 func (f *Interface) addrAdded(p netip.Prefix) {
 	p = netip.PrefixFrom(p.Addr().Unmap().WithZone(""), p.Bits())
 	if !p.IsValid() {
@@ -416,8 +417,9 @@ func (f *Interface) addrRemoved(p netip.Prefix) {
 	}
 }
 
-// setUDMTU makes n octets of IP the largest datagram; zero changes nothing. On a link with
-// IPv6 n is raised to 1280 at least, and a link without IPv6 does not get it.
+// setUDMTU makes n octets of IP the largest datagram; zero changes nothing. It does not switch
+// IPv6 on or off: on a link with IPv6 it raises n to at least 1280, and a link without IPv6 stays
+// without whatever n is.
 func (f *Interface) setUDMTU(n int) {
 	if f.ipv6 && n != 0 {
 		n = max(n, mtu.MinIPv6)
@@ -431,12 +433,12 @@ func (f *Interface) setUDMTU(n int) {
 }
 
 // underlay follows the port. A new GID or QPN makes us another interface in the
-// eyes of every peer, so nothing survives it.
+// eyes of every peer, so no connection and no neighbour entry survives it.
 func (f *Interface) underlay(ev UnderlayChanged) {
 	moved := ev.Link.Key() != f.link.Key()
 	back := ev.Active && !f.active
 	f.active, f.pathMTU = ev.Active, cmp.Or(ev.PathMTU, f.pathMTU)
-	if f.fab == nil { // on InfiniBand the broadcast group says the UD MTU
+	if f.fab == nil { // on InfiniBand the broadcast group sets the UD MTU
 		f.setUDMTU(ev.UDMTU)
 	}
 	f.probeAgain()

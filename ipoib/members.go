@@ -13,12 +13,13 @@ import (
 	"ipoibcm/wire/encap"
 )
 
-// SetMembers says which other hosts are on the link. A host that is not on the list any more
-// gets no copies of broadcasts; its connections and neighbour entries go on.
+// SetMembers replaces the list of other hosts on the link. A host that is not on the list any more
+// gets no copies of broadcasts; its connections and neighbour entries stay.
 type SetMembers struct {
 	Peers  []ib.GID // as Options.Peers
 	Copies bool     // as Options.Copies
-	// Hints has the member at which an IP address is said to be. The map must not change afterwards.
+	// Hints maps an IP address to the member that has it according to the list of members. The
+	// map must not change afterwards.
 	Hints map[netip.Addr]ib.GID
 }
 
@@ -31,8 +32,8 @@ func (f *Interface) setMembers(ev SetMembers) {
 	f.watchFor(ev.Peers)
 	hints := make(map[netip.Addr]encap.LinkAddr, len(ev.Hints))
 	for a, g := range ev.Hints {
-		// The query goes to this one host as its copy of a broadcast would: unlike a UD QPN that
-		// address still works after the host restarts.
+		// QPN 0xffffff, as for its copy of a broadcast: unlike the host's UD QPN, this one still
+		// reaches the host after a restart.
 		hints[a] = encap.LinkAddr{QPN: ib.QPNMulticast, GID: g}
 	}
 	f.neighStep(neigh.SetHints{Hints: hints})
@@ -44,7 +45,8 @@ func (f *Interface) setMembers(ev SetMembers) {
 	f.groupStep(group.SetPeers{Peers: ev.Peers, Copies: ev.Copies})
 }
 
-// watchFor makes members the hosts of which we keep when they were last heard.
+// watchFor makes members the hosts for which heardFrom keeps the time. Members that stay keep
+// theirs.
 func (f *Interface) watchFor(members []ib.GID) {
 	heard := make(map[ib.GID]time.Time, len(members))
 	for _, g := range members {
@@ -53,6 +55,6 @@ func (f *Interface) watchFor(members []ib.GID) {
 	f.answers.members = heard
 }
 
-// Heard returns when each member was last heard; zero if it never was. Packets that the data
-// path has received count from the next Usage on.
+// Heard returns when each member was last heard; zero if it never was. Packets on connections,
+// which the data path receives, count from the next Usage on.
 func (f *Interface) Heard() map[ib.GID]time.Time { return maps.Clone(f.answers.members) }

@@ -35,8 +35,8 @@ type KnownPeer struct {
 }
 
 // HandOver ends the interface for a process that takes it over with its link-layer
-// address: DREQ to all, and the kernel's routes are left as Shutdown leaves them.
-// Neighbours, groups and addresses stay.
+// address. It sends a DREQ for every connection that is up, and forgets the destinations as
+// Shutdown does. Neighbours, groups and addresses stay.
 type HandOver struct{}
 
 func (HandOver) event() {}
@@ -67,7 +67,7 @@ func (f *Interface) Memory() Memory {
 	return m
 }
 
-// recall takes up what an earlier process knew. It changes nothing that is known already.
+// recall adds what an earlier process knew. It changes nothing that is known already.
 func (f *Interface) recall(m Memory) {
 	for _, k := range m.Peers {
 		if !f.allows(k.Link.GID) || k.Link.Key() == f.link.Key() || len(f.peers.byLink) >= f.opt.maxPeers() {

@@ -61,12 +61,12 @@ type Options struct {
 	Underlay4 netip.Addr
 
 	// Peers are the members that each get their own copy of a multicast packet by unicast, on
-	// underlays without multicast. An empty list means that there is multicast, unless Copies
-	// is set: then nobody is known yet. SetMembers replaces both.
+	// underlays without multicast. If Peers is empty, the underlay has multicast, or with Copies
+	// set it has none and no member is known yet. SetMembers replaces both.
 	Peers  []ib.GID
 	Copies bool
 
-	// Allow holds the GIDs whose CM messages are taken. Empty means everybody's. The data
+	// Allow holds the GIDs whose CM messages we accept. Empty means everybody's. The data
 	// path has a set of its own for datagrams.
 	Allow ib.GIDSet
 
@@ -79,9 +79,9 @@ type Options struct {
 
 	Mode Mode // zero means RC
 
-	// CMTransport says which paths CM messages may take. Zero means CMAuto.
+	// CMTransport selects the paths that CM messages may take. Zero means CMAuto.
 	CMTransport CMTransport
-	// NoGSI says that QP 1 cannot be had: no RecvMAD comes, and CMAuto acts as
+	// NoGSI says that we have no access to QP 1: no RecvMAD comes, and CMAuto acts as
 	// CMInband.
 	NoGSI bool
 
@@ -106,8 +106,8 @@ type Options struct {
 	RetryMin, RetryMax time.Duration
 
 	// MaxConns bounds connected QPs, dialling ones included. Zero means 1024. When 15 of 16
-	// are in use the connection used longest ago makes room if it is idle. Otherwise no mode
-	// is announced any more, so that peers use UD.
+	// are in use, the connection used longest ago ends to make room, if it is idle. Otherwise we
+	// announce no mode any more, so that peers use UD.
 	MaxConns int
 
 	// MaxPeers bounds records of link-layer addresses. Zero means 4096.
@@ -123,7 +123,7 @@ type Options struct {
 	UCRing, UCBudget int
 
 	// Memory is what an earlier process with this link-layer address knew of others. The
-	// interface takes it up when the link first comes up. Zero means that nothing is known.
+	// interface uses it when the link first comes up. Zero means that nothing is known.
 	Memory Memory
 
 	Rand *rand.Rand   // communication IDs, PSNs, jitter
@@ -145,8 +145,9 @@ func (o *Options) queueOctets() int        { return max(0, cmp.Or(o.QueueOctets,
 func (o *Options) ucRing() int             { return cmp.Or(o.UCRing, 16) }
 func (o *Options) ucBudget() int           { return cmp.Or(o.UCBudget, 64<<20) }
 
-// settled returns the constant settled, or Idle if that is shorter, but 1 s at least. A peer has the same
-// Idle as a rule, and may close an idle connection before we do: that must not count as a failure.
+// settled returns the constant settled, or Idle if that is shorter and not negative, but 1 s at least.
+// Most peers have the same Idle, and may close an idle connection before we do: that must not count
+// as a failure.
 func (o *Options) settled() time.Duration {
 	if idle := o.idle(); idle > 0 {
 		return min(settled, max(idle, time.Second))

@@ -21,7 +21,7 @@ func (o Outcome) String() string {
 	return [...]string{"dropped", "unknown", "elsewhere", "sent"}[min(o, OutcomeSent)]
 }
 
-// outcome says what would become of a packet to e.Addr, which the kernel sends to hop.
+// outcome returns what would become of a packet to e.Addr, which the kernel sends to hop.
 func (f *Interface) outcome(e *Explanation, hop fib.NextHop) Outcome {
 	switch {
 	case !e.Addr.IsValid(), !f.up, e.Addr.Is6() && !f.ipv6:

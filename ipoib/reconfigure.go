@@ -9,8 +9,8 @@ import (
 	"ipoibcm/neigh"
 )
 
-// Reconfigure replaces settings while everything goes on: connections that are up stay
-// as they are, and neighbours hear of another mode at once.
+// Reconfigure replaces settings of a running interface. Connections that are up stay as they are,
+// except those that Allow, MaxConns and Idle end. A new mode is announced to neighbours at once.
 type Reconfigure struct {
 	Mode       Mode
 	ReceiveMTU int           // of new connections; zero means 65524

@@ -41,7 +41,7 @@ func (r Report) String() string {
 // Urgent reports whether somebody may have to act at once.
 func (r Report) Urgent() bool { return r >= InterfaceDown }
 
-// atLimit notes that a limit was reached, unless too many notes were written of late (mayTell).
+// atLimit writes a note that a limit was reached, unless mayTell forbids one more note.
 func (f *Interface) atLimit(text string) {
 	if f.mayTell() {
 		f.note(Note{Kind: NoteLink, Text: text, Report: LimitReached})

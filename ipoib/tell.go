@@ -9,9 +9,9 @@ import (
 	"ipoibcm/wire/encap"
 )
 
-// tellsPerSecond bounds the notes about what was dropped; twice as many may come at once. A note
-// costs many times what the drop itself does, so that a flood could use it, and nobody
-// reads faster.
+// tellsPerSecond bounds the notes about drops; twice as many may come at once. A note costs many
+// times as much as the drop itself, so a flood could exhaust us with notes. Nobody reads more of
+// them anyway.
 const tellsPerSecond = 64
 
 // tells is the budget of notes about drops.
@@ -20,7 +20,7 @@ type tells struct {
 	at   time.Time // when used was last reduced
 }
 
-// mayTell reports whether a note about one more drop may be written. It counts those that may not.
+// mayTell reports whether a note about one more drop may be written. It counts the refused notes.
 func (f *Interface) mayTell() bool {
 	t := &f.tells
 	if d := f.now.Sub(t.at); d > 0 {
@@ -35,7 +35,7 @@ func (f *Interface) mayTell() bool {
 	return true
 }
 
-// refusals has words for the reasons of neigh whose names say too little.
+// refusals has texts for those reasons of neigh whose names are not clear enough.
 var refusals = map[neigh.Drop]string{
 	neigh.DropSpoofed:     "the packet has another source",
 	neigh.DropBadSender:   "that is no address a host can have",
@@ -45,7 +45,7 @@ var refusals = map[neigh.Drop]string{
 	neigh.DropNotOverride: "it does not ask to replace what is known",
 }
 
-// refusal says in words what neigh dropped.
+// refusal describes what neigh dropped, and why.
 func refusal(a neigh.Refused) string {
 	if a.Reason == neigh.DropMalformed {
 		return "dropped: address resolution that cannot be read"
