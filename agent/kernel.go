@@ -12,6 +12,7 @@ import (
 	"ipoibcm/fib"
 	"ipoibcm/hostnet"
 	"ipoibcm/ipoib"
+	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
 )
 
@@ -211,9 +212,10 @@ func (k *kernelWorker) carryOut(a fib.Action) fib.Event {
 	var err error
 	switch a := a.(type) {
 	case fib.Lookup:
-		return a.Do(k.host)
+		hop, err := nexthop.Ask(k.host, a.Link, a.Flow)
+		return fib.Answered{Lookup: a, NextHop: hop, Err: err}
 	case fib.SetRoute:
-		return a.Do(k.host)
+		return fib.Done{Action: a, Outcome: nexthop.Change(a).Do(k.host)}
 	case fib.SetRule:
 		if a.Old != (rtnl.Rule{}) {
 			err = k.host.DelRule(a.Old)
@@ -229,19 +231,19 @@ func (k *kernelWorker) carryOut(a fib.Action) fib.Event {
 	default:
 		panic(fmt.Sprintf("agent: unknown action %T", a)) // our bug
 	}
-	return fib.Done{Action: a, Err: err}
+	return fib.Done{Action: a, Outcome: nexthop.Outcome{Err: err}}
 }
 
-// nextHop asks the kernel for a next hop as package fib does, on the goroutine of a control request.
-func (a *Agent) nextHop(ctx context.Context, ip netip.Addr) (fib.NextHop, error) {
+// nextHop asks the kernel for a next hop as for package fib, on the goroutine of a control request.
+func (a *Agent) nextHop(ctx context.Context, ip netip.Addr) (nexthop.Hop, error) {
 	link, err := ask(ctx, a, a.m.Device)
 	if err != nil {
-		return fib.NextHop{}, err
+		return nexthop.Hop{}, err
 	}
 	k := a.kernel
 	k.mu.RLock()
 	defer k.mu.RUnlock()
-	return fib.Ask(k.host, link, rtnl.Flow{Dst: ip})
+	return nexthop.Ask(k.host, link, rtnl.Flow{Dst: ip})
 }
 
 // A queue holds jobs in order for one taker.

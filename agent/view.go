@@ -17,6 +17,7 @@ import (
 	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
+	"ipoibcm/nexthop"
 	"ipoibcm/tun"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
@@ -561,7 +562,7 @@ func (a *Agent) allCounters(provider []control.Counter) []control.Counter {
 	return out
 }
 
-func (a *Agent) viewExplain(ip netip.Addr, hop fib.NextHop) control.Explanation {
+func (a *Agent) viewExplain(ip netip.Addr, hop nexthop.Hop) control.Explanation {
 	e := a.m.Explain(ip, hop)
 	out := control.Explanation{Version: control.Version, IP: ip.String(), Mode: e.Mode, MTU: e.Path.MTU,
 		LastREJ: e.LastREJ, Crossing: e.Crossing, Outcome: e.Outcome.String(), Why: e.Reasons}

@@ -3,6 +3,7 @@ package fib
 import (
 	"net/netip"
 
+	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
 	"ipoibcm/wire/encap"
 )
@@ -57,18 +58,14 @@ type (
 	// Answered is the outcome of Lookup. If Err is not nil, the kernel gave no answer.
 	Answered struct {
 		Lookup  Lookup
-		NextHop NextHop
+		NextHop nexthop.Hop
 		Err     error
 	}
 
-	// Done is the outcome of SetRoute, SetRule and FlushExceptions.
+	// Done is the outcome of SetRoute, SetRule and FlushExceptions. Of the latter two it has only Err.
 	Done struct {
-		Action  Action
-		Removed bool        // SetRoute: Old is not there any more; false if the kernel refused that, or there is no Old
-		Route   rtnl.Route  // SetRoute: what was set; zero if nothing was
-		Answer  rtnl.Answer // with Ask: the kernel's answer
-		Why     string      // why no route was set: somebody else's is there, or ours would be no guest
-		Err     error       // any other failure; a missing route to remove is no error
+		Action Action
+		nexthop.Outcome
 	}
 
 	// SetHop sets how a neighbour is reached from now on. A zero path means that this is not known
@@ -107,8 +104,8 @@ type (
 	// that neighbour while the kernel still looks up the route.
 	Expect struct{ Hop, Src netip.Addr }
 
-	// Lookup asks the kernel for the next hop of a flow. The driver calls its method Do, not on the
-	// goroutine that steps the machine, and steps the machine with the Answered that it returns.
+	// Lookup asks the kernel for the next hop of a flow ([nexthop.Ask]), not on the goroutine that steps
+	// the machine. Its outcome is Answered.
 	Lookup struct {
 		Flow   rtnl.Flow
 		Link   rtnl.Link
@@ -140,21 +137,10 @@ type (
 	// packets that make up a flow.
 	ResetDests struct{ Fields rtnl.Fields }
 
-	// SetRoute removes our route Old and adds New; either may be zero. The driver calls its method
-	// Do. If New is there already, as a route of ours or of the kernel, Do changes its metrics. With
-	// Ask, Do first removes Old and asks how the kernel sends to Host without it. Then it adds New
-	// only if New may be a guest there ([NextHop.NotGuest]), in the table of the kernel's answer and
-	// for IPv4 with its source. SetRule replaces rule Old by New; either may be zero.
-	// FlushExceptions empties the kernel's cache of path MTUs, because the MTU of a next hop rose.
-	// The outcome of each is Done. The driver carries them out in the order given, but not on the
-	// goroutine that steps the machine.
-	SetRoute struct {
-		Old, New rtnl.Route
-		Host     netip.Addr // the neighbour that New is for, if any
-		Ask      bool
-		Link     rtnl.Link // for Ask: the device
-		ByDSCP   bool      // for Ask: some routes or rules look at the DSCP
-	}
+	// SetRoute, SetRule and FlushExceptions change the kernel, in the order given but not on the goroutine
+	// that steps the machine. SetRule replaces rule Old by New; either may be zero. FlushExceptions
+	// empties the kernel's cache of path MTUs, because the MTU of a next hop rose.
+	SetRoute        nexthop.Change
 	SetRule         struct{ Old, New rtnl.Rule }
 	FlushExceptions struct{}
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"ipoibcm/fib"
+	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
 )
 
@@ -64,5 +65,5 @@ func BenchmarkDestinations(b *testing.B) {
 }
 
 func answer(flow rtnl.Flow, gateway netip.Addr) fib.Event {
-	return fib.Answered{Lookup: fib.Lookup{Flow: flow}, NextHop: fib.NextHop{Addr: gateway}}
+	return fib.Answered{Lookup: fib.Lookup{Flow: flow}, NextHop: nexthop.Hop{Addr: gateway}}
 }

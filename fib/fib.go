@@ -2,10 +2,9 @@
 // knows the next hops of packets from the TUN, which of them the data path has been given, and
 // which routes of ours the kernel should have.
 //
-// A TUN shows a packet and not its next hop. The kernel chose the next hop, so the machine has the
-// driver ask the kernel ([Ask]); nothing here looks at routes or rules to find it. The machine
-// keeps each answer as a destination. When the kernel reports a change, the machine forgets the
-// answer or asks again. An old answer serves until the new one is there.
+// The machine has the driver ask the kernel for each next hop ([nexthop.Ask]), and keeps the answer
+// as a destination. When the kernel reports a change, the machine forgets the answer or asks again.
+// An old answer serves until the new one is there.
 //
 // Routes of ours are guests in the kernel's tables. A host route shows the MTU of a connection.
 // The machine makes it only where the kernel by itself sends the peer's packets on the link, and

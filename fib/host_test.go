@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
 )
 
@@ -29,6 +30,12 @@ func withPeer(t *testing.T) (m *Table, asked SetRoute) {
 	return m, out[0]
 }
 
+// done is the outcome o of a change.
+func done(s SetRoute, o nexthop.Outcome) Done { return Done{Action: s, Outcome: o} }
+
+// placed says that the route of s is there, and answers as the kernel does without it.
+func placed(s SetRoute) Done { return done(s, nexthop.Outcome{Route: s.New, Answer: testAnswer}) }
+
 func routesOf(actions []Action) (out []SetRoute) {
 	for _, a := range actions {
 		if s, ok := a.(SetRoute); ok {
@@ -46,7 +53,7 @@ func TestRerouteWhileHostIsAsked(t *testing.T) {
 		Host{rtnl.Event{Kind: rtnl.Rerouted, Prefix: netip.MustParsePrefix("10.0.0.0/28")}})); len(out) != 0 {
 		t.Errorf("%d changes while one is under way, want none", len(out))
 	}
-	out := routesOf(m.Step(nil, time.Now(), Done{Action: asked, Route: asked.New, Answer: testAnswer}))
+	out := routesOf(m.Step(nil, time.Now(), placed(asked)))
 	if len(out) != 1 {
 		t.Fatalf("%d changes after an answer of before the change, want 1", len(out))
 	}
@@ -63,7 +70,7 @@ func TestRerouteWhileHostIsAsked(t *testing.T) {
 func TestUnnamedRerouteDoubtsHosts(t *testing.T) {
 	for _, unnamed := range []bool{false, true} {
 		m, asked := withPeer(t)
-		m.Step(nil, time.Now(), Done{Action: asked, Route: asked.New, Answer: testAnswer})
+		m.Step(nil, time.Now(), placed(asked))
 		removed := 0
 		for _, a := range routesOf(m.Step(nil, time.Now(), Host{rtnl.Event{Kind: rtnl.Rerouted, Unnamed: unnamed}})) {
 			if a.Old == asked.New {
@@ -87,7 +94,7 @@ func TestRefusedWhileDoubted(t *testing.T) {
 			m.Step(nil, time.Now(), Host{rtnl.Event{Kind: rtnl.LinkChange, Link: down}})
 			m.Step(nil, time.Now(), Host{rtnl.Event{Kind: rtnl.LinkChange, Link: testLink}})
 		}
-		again := len(routesOf(m.Step(nil, time.Now(), Done{Action: asked, Err: errors.New("network is down")})))
+		again := len(routesOf(m.Step(nil, time.Now(), done(asked, nexthop.Outcome{Err: errors.New("network is down")}))))
 		if want := map[bool]int{true: 1}[restarted]; again != want {
 			t.Errorf("restarted %v: asked %d times, want %d", restarted, again, want)
 		}
@@ -97,7 +104,7 @@ func TestRefusedWhileDoubted(t *testing.T) {
 // A neighbour whose connection comes back while its host route is being removed gets one again.
 func TestWantedAgainWhileRemoved(t *testing.T) {
 	m, asked := withPeer(t)
-	m.Step(nil, time.Now(), Done{Action: asked, Route: asked.New, Answer: testAnswer})
+	m.Step(nil, time.Now(), placed(asked))
 	removal := routesOf(m.Step(nil, time.Now(), SetHop{testPeer, Path{Kind: PathUD, MTU: 2044}}))
 	if len(removal) != 1 || removal[0].Old != asked.New || removal[0].New.Dst.IsValid() {
 		t.Fatalf("a lost connection causes %+v, want its host route removed", removal)
@@ -105,7 +112,7 @@ func TestWantedAgainWhileRemoved(t *testing.T) {
 	if out := routesOf(m.Step(nil, time.Now(), SetHop{testPeer, Path{Kind: PathConn, MTU: 65520}})); len(out) != 0 {
 		t.Errorf("%d changes while the removal is under way, want none", len(out))
 	}
-	again := routesOf(m.Step(nil, time.Now(), Done{Action: removal[0], Removed: true}))
+	again := routesOf(m.Step(nil, time.Now(), done(removal[0], nexthop.Outcome{Removed: true})))
 	if len(again) != 1 || !again[0].Ask || again[0].New.MTU != 65520 {
 		t.Errorf("after the removal: %+v, want a route with MTU 65520 asked for", again)
 	}
@@ -114,12 +121,12 @@ func TestWantedAgainWhileRemoved(t *testing.T) {
 // A host route that the kernel does not remove is known to be there, and is removed after the next change.
 func TestRemovalRefused(t *testing.T) {
 	m, asked := withPeer(t)
-	m.Step(nil, time.Now(), Done{Action: asked, Route: asked.New, Answer: testAnswer})
+	m.Step(nil, time.Now(), placed(asked))
 	removal := routesOf(m.Step(nil, time.Now(), SetHop{testPeer, Path{Kind: PathUD, MTU: 2044}}))
 	if len(removal) != 1 || removal[0].Old != asked.New {
 		t.Fatalf("a lost connection causes %+v, want its host route removed", removal)
 	}
-	refused := Done{Action: removal[0], Err: errors.New("no buffer space")}
+	refused := done(removal[0], nexthop.Outcome{Err: errors.New("no buffer space")})
 	if out := routesOf(m.Step(nil, time.Now(), refused)); len(out) != 0 {
 		t.Errorf("%+v at once after a refusal, want nothing", out)
 	}
@@ -131,7 +138,7 @@ func TestRemovalRefused(t *testing.T) {
 	if len(again) != 1 || again[0].Old != asked.New || again[0].New.Dst.IsValid() {
 		t.Fatalf("after the next change: %+v, want the host route removed", again)
 	}
-	m.Step(nil, time.Now(), Done{Action: again[0], Removed: true})
+	m.Step(nil, time.Now(), done(again[0], nexthop.Outcome{Removed: true}))
 	if n := m.Counters().RoutesRemoved; n != 1 {
 		t.Errorf("%d routes removed, want 1", n)
 	}
@@ -140,14 +147,14 @@ func TestRemovalRefused(t *testing.T) {
 // A host route that could not be taken out of the way, so that the kernel was not asked, is wanted still.
 func TestAskRefused(t *testing.T) {
 	m, asked := withPeer(t)
-	m.Step(nil, time.Now(), Done{Action: asked, Route: asked.New, Answer: testAnswer})
+	m.Step(nil, time.Now(), placed(asked))
 	change := Host{rtnl.Event{Kind: rtnl.Rerouted, Prefix: netip.MustParsePrefix("10.0.0.0/28")}}
 	for range 2 {
 		out := routesOf(m.Step(nil, time.Now(), change))
 		if len(out) != 1 || out[0].Old != asked.New || !out[0].Ask {
 			t.Fatalf("after a change: %+v, want the kernel asked without the host route", out)
 		}
-		if out = routesOf(m.Step(nil, time.Now(), Done{Action: out[0], Err: errors.New("no buffer space")})); len(out) != 0 {
+		if out = routesOf(m.Step(nil, time.Now(), done(out[0], nexthop.Outcome{Err: errors.New("no buffer space")}))); len(out) != 0 {
 			t.Errorf("%+v at once after a refusal, want nothing", out)
 		}
 	}

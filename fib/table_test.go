@@ -14,6 +14,7 @@ import (
 
 	"ipoibcm/fib"
 	"ipoibcm/internal/long"
+	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
 	"ipoibcm/wire/ip"
 )
@@ -504,7 +505,7 @@ func (v *view) settled(b *bench) {
 		b.feed([]fib.Event{fib.Stale{Flow: flow}})
 	}
 	for flow, hop := range v.dests {
-		if want, err := fib.Ask(b.k, b.k.Link, flow); err != nil || want.Addr != hop {
+		if want, err := nexthop.Ask(b.k, b.k.Link, flow); err != nil || want.Addr != hop {
 			v.failf("%v leads to %v, the kernel says %v", flow, hop, want.Addr)
 		}
 	}
@@ -513,7 +514,7 @@ func (v *view) settled(b *bench) {
 			continue
 		}
 		have := b.k.HostMTU(a)
-		if h, _ := fib.AskHost(b.k, b.k.Link, a, false); have == 0 {
+		if h, _ := nexthop.AskHost(b.k, b.k.Link, a, false); have == 0 {
 			if h.NotGuest(b.k.Link) == "" {
 				v.failf("%v has no host route, though it may", a)
 			}
@@ -526,7 +527,7 @@ func (v *view) settled(b *bench) {
 			continue
 		}
 		delete(b.k.Own, key)
-		h, err := fib.AskHost(b.k, b.k.Link, r.Dst.Addr(), false)
+		h, err := nexthop.AskHost(b.k, b.k.Link, r.Dst.Addr(), false)
 		b.k.Own[key] = r
 		if why := h.NotGuest(b.k.Link); err != nil || why != "" {
 			v.failf("the host route %v is there although %s (%v)", r, why, err)

@@ -10,18 +10,19 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/mtu"
 	"ipoibcm/neigh"
+	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
 )
 
 // Explain says why packets to addr go where they go, when the kernel sends them
-// to hop ([fib.Ask]). Times are as of the last Step.
-func (f *Interface) Explain(addr netip.Addr, hop fib.NextHop) Explanation {
+// to hop ([nexthop.Ask]). Times are as of the last Step.
+func (f *Interface) Explain(addr netip.Addr, hop nexthop.Hop) Explanation {
 	e := f.explain(addr.Unmap().WithZone(""), hop)
 	e.Outcome = f.outcome(&e, hop)
 	return e
 }
 
-func (f *Interface) explain(addr netip.Addr, hop fib.NextHop) Explanation {
+func (f *Interface) explain(addr netip.Addr, hop nexthop.Hop) Explanation {
 	e := Explanation{Addr: addr, NextHop: hop.Addr, Mode: "none"}
 	say := func(format string, args ...any) { e.Reasons = append(e.Reasons, fmt.Sprintf(format, args...)) }
 	switch {
@@ -64,7 +65,7 @@ func (f *Interface) explain(addr netip.Addr, hop fib.NextHop) Explanation {
 
 // explainRoute says what the kernel answers. With hop.Bound the kernel itself would take another
 // device, and only packets of senders that name ours can go by it.
-func (f *Interface) explainRoute(hop fib.NextHop, say func(string, ...any)) {
+func (f *Interface) explainRoute(hop nexthop.Hop, say func(string, ...any)) {
 	a, link := hop.Answer, f.fib.Link()
 	switch {
 	case a.Type == rtnl.Blackhole:
@@ -93,7 +94,7 @@ func (f *Interface) explainRoute(hop fib.NextHop, say func(string, ...any)) {
 
 // explainMTU says so if the kernel's route has a smaller MTU than the path, and takes that MTU. With
 // a host route of ours it says nothing: that route has the MTU of the path, or gets it in a moment.
-func (f *Interface) explainMTU(e *Explanation, hop fib.NextHop, say func(string, ...any)) {
+func (f *Interface) explainMTU(e *Explanation, hop nexthop.Hop, say func(string, ...any)) {
 	n, host := hop.Answer.MTU, f.fib.Hop(e.NextHop)
 	if hop.Bound || n == 0 || n >= e.Path.MTU || host.MTU != 0 {
 		return

@@ -10,6 +10,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/mtu"
 	"ipoibcm/neigh"
+	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
 	"ipoibcm/wire/encap"
 )
@@ -184,7 +185,7 @@ func (f *Interface) onFIB(a fib.Action) {
 		}
 	case fib.Lookup:
 		if f.group.Table().IsGroup(a.Flow.Dst) { // no route of the kernel matters
-			f.fibStep(fib.Answered{Lookup: a, NextHop: fib.NextHop{Addr: a.Flow.Dst}})
+			f.fibStep(fib.Answered{Lookup: a, NextHop: nexthop.Hop{Addr: a.Flow.Dst}})
 		} else {
 			f.do(FIBAction{a})
 		}

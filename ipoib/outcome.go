@@ -1,8 +1,8 @@
 package ipoib
 
 import (
-	"ipoibcm/fib"
 	"ipoibcm/neigh"
+	"ipoibcm/nexthop"
 )
 
 // An Outcome is what would become of a packet that the host sends now.
@@ -22,7 +22,7 @@ func (o Outcome) String() string {
 }
 
 // outcome returns what would become of a packet to e.Addr, which the kernel sends to hop.
-func (f *Interface) outcome(e *Explanation, hop fib.NextHop) Outcome {
+func (f *Interface) outcome(e *Explanation, hop nexthop.Hop) Outcome {
 	switch {
 	case !e.Addr.IsValid(), !f.up, e.Addr.Is6() && !f.ipv6:
 		return OutcomeDropped

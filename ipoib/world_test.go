@@ -17,6 +17,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/internal/expect"
 	"ipoibcm/internal/simsm"
+	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
@@ -192,7 +193,7 @@ func (n *node) kernel(evs []fib.Event) {
 
 // explain asks the machine as the agent does.
 func (n *node) explain(dst netip.Addr) Explanation {
-	hop, _ := fib.Ask(n.k, n.k.Link, rtnl.Flow{Dst: dst})
+	hop, _ := nexthop.Ask(n.k, n.k.Link, rtnl.Flow{Dst: dst})
 	return n.f.Explain(dst, hop)
 }
 

@@ -11,6 +11,7 @@ import (
 	"slices"
 
 	"ipoibcm/fib"
+	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
 )
 
@@ -244,9 +245,10 @@ func (k *Kernel) Edit(r rtnl.Route) []fib.Event {
 func (k *Kernel) Do(a fib.Action) (evs []fib.Event, ok bool) {
 	switch a := a.(type) {
 	case fib.Lookup:
-		return []fib.Event{a.Do(k)}, true
+		hop, err := nexthop.Ask(k, a.Link, a.Flow)
+		return []fib.Event{fib.Answered{Lookup: a, NextHop: hop, Err: err}}, true
 	case fib.SetRoute:
-		return []fib.Event{a.Do(router{k})}, true
+		return []fib.Event{fib.Done{Action: a, Outcome: nexthop.Change(a).Do(router{k})}}, true
 	case fib.SetRule:
 		k.SetRule = a.New
 		return nil, true
@@ -257,7 +259,7 @@ func (k *Kernel) Do(a fib.Action) (evs []fib.Event, ok bool) {
 	return nil, false
 }
 
-// A router is a Kernel as a [fib.Router].
+// A router is a Kernel as a [nexthop.Router].
 type router struct{ *Kernel }
 
 // AddRoute adds a route of protocol 75, or gives it other metrics.

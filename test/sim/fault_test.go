@@ -7,6 +7,7 @@ import (
 
 	"ipoibcm/fib"
 	"ipoibcm/ipoib"
+	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/mad"
@@ -143,7 +144,7 @@ func (h *host) deaf(m *verbs.MAD) bool {
 
 // explain is what h says about a, which a broken agent does not.
 func (h *host) explain(a netip.Addr) ipoib.Explanation {
-	hop := must(fib.Ask(h.tables, h.tables.Link, rtnl.Flow{Dst: a}))
+	hop := must(nexthop.Ask(h.tables, h.tables.Link, rtnl.Flow{Dst: a}))
 	e := h.m.Explain(a, hop)
 	if h.cfg.fault == forgetsWhy {
 		e.Reasons = nil

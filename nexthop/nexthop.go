@@ -1,4 +1,12 @@
-package fib
+// Package nexthop asks the kernel where it sends packets, and sets routes of ours where the answers let
+// them be guests.
+//
+// A TUN shows a packet and not its next hop. The kernel chose the next hop, so nothing here looks at
+// routes or rules to find it. [Ask] finds the right questions instead.
+//
+// Package fib decides what to ask and to change; the functions here do it, where a slow kernel holds
+// nothing up. They keep nothing between two calls, and see the kernel through an interface.
+package nexthop
 
 import (
 	"errors"
@@ -14,62 +22,14 @@ type Kernel interface {
 	Lookup(rtnl.Query) (rtnl.Answer, error)
 }
 
-// A Router is a kernel that takes routes.
-type Router interface {
-	Kernel
-	AddRoute(rtnl.Route) error // adds a route of ours or sets its metrics; rtnl.ErrExists if somebody else's is there
-	SetRoute(rtnl.Route) error // sets the metrics of one of the kernel's routes
-	DelRoute(rtnl.Route) error // removes a route of ours; rtnl.ErrNotFound if it is not there
-}
-
-// A NextHop is where the kernel sends packets of a flow when they leave by the
+// A Hop is where the kernel sends packets of a flow when they leave by the
 // device.
-type NextHop struct {
+type Hop struct {
 	Addr   netip.Addr  // the gateway; the destination itself if it is on the link
 	Answer rtnl.Answer // the kernel's own choice
 	Bound  bool        // asked for a sender bound to this device; others go by another device, or nowhere
 	Leaves bool        // packets leave by the device; with Bound, those whose sender is bound to it
 	ByDSCP bool        // AskHost: packets of some DSCP go elsewhere
-}
-
-// Do asks k for the next hop.
-func (l Lookup) Do(k Kernel) (a Answered) {
-	a.Lookup = l
-	a.NextHop, a.Err = Ask(k, l.Link, l.Flow)
-	return a
-}
-
-// Do changes the route in k.
-func (s SetRoute) Do(k Router) (d Done) {
-	d.Action = s
-	if s.Old.Dst.IsValid() {
-		if d.Err = k.DelRoute(s.Old); errors.Is(d.Err, rtnl.ErrNotFound) {
-			d.Err = nil
-		}
-		d.Removed = d.Err == nil
-	}
-	if s.Ask && d.Err == nil {
-		var hop NextHop
-		hop, d.Err = AskHost(k, s.Link, s.Host, s.ByDSCP)
-		d.Answer, d.Why = hop.Answer, hop.NotGuest(s.Link)
-		if s.New.Table = hop.Answer.Table; s.Host.Is4() { // else the kernel would take the device's first address
-			s.New.Src = hop.Answer.Src
-		}
-	}
-	if d.Err != nil || d.Why != "" || !s.New.Dst.IsValid() {
-		return d
-	}
-	if s.New.Protocol == rtnl.Protocol {
-		d.Err = k.AddRoute(s.New)
-	} else {
-		d.Err = k.SetRoute(s.New)
-	}
-	if errors.Is(d.Err, rtnl.ErrExists) {
-		d.Err, d.Why = nil, taken
-	} else if d.Err == nil {
-		d.Route = s.New
-	}
-	return d
 }
 
 // An asker asks a kernel until a Lookup fails. It keeps that error, and answers with zero from then
@@ -101,7 +61,7 @@ const loopback = 1
 //
 // In a VRF Ask names the VRF, because senders there are bound to it. The kernel then looks in the
 // table of the VRF, for routes by any device (l3mdev_update_flow in net/l3mdev/l3mdev.c).
-func Ask(kernel Kernel, link rtnl.Link, flow rtnl.Flow) (NextHop, error) {
+func Ask(kernel Kernel, link rtnl.Link, flow rtnl.Flow) (Hop, error) {
 	k, device := &asker{Kernel: kernel}, link.Index
 	q := rtnl.Query{Flow: flow, OIF: link.VRF()}
 	if q.Src.IsValid() && q.Src.IsUnspecified() {
@@ -123,7 +83,7 @@ func Ask(kernel Kernel, link rtnl.Link, flow rtnl.Flow) (NextHop, error) {
 		q.Src, q.IIF, q.OIF = netip.Addr{}, 0, link.VRF()
 		a = k.ask(q)
 	}
-	hop := NextHop{Addr: flow.Dst, Answer: a}
+	hop := Hop{Addr: flow.Dst, Answer: a}
 	if a.OK() && a.OIF != device { // perhaps only one of several hops
 		q.Match, q.Through = true, device
 		a = k.ask(q)
@@ -148,16 +108,16 @@ func Ask(kernel Kernel, link rtnl.Link, flow rtnl.Flow) (NextHop, error) {
 	return hop, k.err
 }
 
-// AskHost asks how the kernel sends packets to neighbour a, for [NextHop.NotGuest]. With byDSCP it
+// AskHost asks how the kernel sends packets to neighbour a, for [Hop.NotGuest]. With byDSCP it
 // asks for every DSCP of IPv4, because some may have routes of their own.
-func AskHost(kernel Kernel, link rtnl.Link, a netip.Addr, byDSCP bool) (NextHop, error) {
+func AskHost(kernel Kernel, link rtnl.Link, a netip.Addr, byDSCP bool) (Hop, error) {
 	k := &asker{Kernel: kernel}
 	q := rtnl.Query{Flow: rtnl.Flow{Dst: a}, Match: true}
 	if q.OIF = link.VRF(); a.IsLinkLocalUnicast() {
 		q.OIF = link.Index // every device has its own fe80::/64
 	}
 	answer := k.ask(q)
-	hop := NextHop{Addr: a, Answer: answer}
+	hop := Hop{Addr: a, Answer: answer}
 	for q.TOS = 4; q.TOS != 0 && byDSCP && a.Is4(); q.TOS += 4 { // IPv6 has no such routes
 		other := k.ask(q)
 		hop.ByDSCP = hop.ByDSCP || other.Prefix != answer.Prefix || other.Via != answer.Via || other.OIF != answer.OIF
@@ -172,7 +132,7 @@ const taken = "it has a host route of somebody else's, whose MTU counts"
 // One may if all packets to the neighbour leave on the link itself, by a route that is not a default
 // route nor another host route, and that has no MTU that somebody else has set. In a VRF, that route
 // must be in the table of the VRF.
-func (h NextHop) NotGuest(link rtnl.Link) (why string) {
+func (h Hop) NotGuest(link rtnl.Link) (why string) {
 	a := h.Answer
 	switch {
 	case !a.OK():
@@ -197,4 +157,65 @@ func (h NextHop) NotGuest(link rtnl.Link) (why string) {
 		return fmt.Sprintf("the route %v of somebody else's has an MTU, which counts", a.Prefix)
 	}
 	return ""
+}
+
+// A Router is a kernel that takes routes.
+type Router interface {
+	Kernel
+	AddRoute(rtnl.Route) error // adds a route of ours or sets its metrics; rtnl.ErrExists if somebody else's is there
+	SetRoute(rtnl.Route) error // sets the metrics of one of the kernel's routes
+	DelRoute(rtnl.Route) error // removes a route of ours; rtnl.ErrNotFound if it is not there
+}
+
+// A Change removes our route Old and adds New; either may be zero. If New is there already, as a route
+// of ours or of the kernel, its metrics change. With Ask, Old goes first, and the kernel is asked how
+// it sends to Host without it. New comes only if it may be a guest there ([Hop.NotGuest]), in the
+// table of the kernel's answer and for IPv4 with its source.
+type Change struct {
+	Old, New rtnl.Route
+	Host     netip.Addr // the neighbour that New is for, if any
+	Ask      bool
+	Link     rtnl.Link // for Ask: the device
+	ByDSCP   bool      // for Ask: some routes or rules look at the DSCP
+}
+
+// An Outcome says what became of a Change.
+type Outcome struct {
+	Removed bool        // Old is not there any more; false if the kernel refused that, or there is no Old
+	Route   rtnl.Route  // what was set; zero if nothing was
+	Answer  rtnl.Answer // with Ask: the kernel's answer
+	Why     string      // why no route was set: somebody else's is there, or ours would be no guest
+	Err     error       // any other failure; a missing route to remove is no error
+}
+
+// Do carries out c in k.
+func (c Change) Do(k Router) (o Outcome) {
+	if c.Old.Dst.IsValid() {
+		if o.Err = k.DelRoute(c.Old); errors.Is(o.Err, rtnl.ErrNotFound) {
+			o.Err = nil
+		}
+		o.Removed = o.Err == nil
+	}
+	if c.Ask && o.Err == nil {
+		var hop Hop
+		hop, o.Err = AskHost(k, c.Link, c.Host, c.ByDSCP)
+		o.Answer, o.Why = hop.Answer, hop.NotGuest(c.Link)
+		if c.New.Table = hop.Answer.Table; c.Host.Is4() { // else the kernel would take the device's first address
+			c.New.Src = hop.Answer.Src
+		}
+	}
+	if o.Err != nil || o.Why != "" || !c.New.Dst.IsValid() {
+		return o
+	}
+	if c.New.Protocol == rtnl.Protocol {
+		o.Err = k.AddRoute(c.New)
+	} else {
+		o.Err = k.SetRoute(c.New)
+	}
+	if errors.Is(o.Err, rtnl.ErrExists) {
+		o.Err, o.Why = nil, taken
+	} else if o.Err == nil {
+		o.Route = c.New
+	}
+	return o
 }

@@ -1,12 +1,12 @@
-package fib_test
+package nexthop_test
 
 import (
 	"net/netip"
 	"strings"
 	"testing"
 
-	"ipoibcm/fib"
 	"ipoibcm/fib/fibtest"
+	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
 )
 
@@ -61,7 +61,7 @@ func (c askCase) ask(t *testing.T, k *recorder) (flow rtnl.Flow, ok bool) {
 	if c.src != "" {
 		flow.Src = netip.MustParseAddr(c.src)
 	}
-	got, err := fib.Ask(k, k.Link, flow)
+	got, err := nexthop.Ask(k, k.Link, flow)
 	if err != nil {
 		t.Errorf("%s: %v", c.name, err)
 		return flow, false
@@ -142,7 +142,7 @@ func TestAskVRF(t *testing.T) {
 		if !ok {
 			continue
 		}
-		host, err := fib.AskHost(k, k.Link, flow.Dst, false)
+		host, err := nexthop.AskHost(k, k.Link, flow.Dst, false)
 		if err != nil {
 			t.Errorf("%s: %v", tt.name, err)
 			continue
@@ -178,7 +178,7 @@ func TestAskHost(t *testing.T) {
 			k.AddRoute(fibtest.Route{Route: rtnl.Route{Dst: netip.MustParsePrefix("10.0.0.0/24"), Type: rtnl.Unicast,
 				Protocol: rtnl.ProtoBoot, Table: 200}, OIF: 3})
 		}
-		got, err := fib.AskHost(k, k.Link, netip.MustParseAddr(tt.addr), tt.look)
+		got, err := nexthop.AskHost(k, k.Link, netip.MustParseAddr(tt.addr), tt.look)
 		if err != nil {
 			t.Errorf("%s: %v", tt.name, err)
 			continue
@@ -195,7 +195,7 @@ func TestAskHost(t *testing.T) {
 // A guestCase is what NotGuest looks at.
 type guestCase struct {
 	rtnl.Answer
-	hop  fib.NextHop
+	hop  nexthop.Hop
 	link rtnl.Link
 }
 
@@ -225,7 +225,7 @@ func TestGuest(t *testing.T) {
 		{"a peer address", func(g *guestCase) { g.Prefix = host }, "connected route"},
 		{"the user's host route", func(g *guestCase) { g.Prefix, g.Protocol = host, rtnl.ProtoBoot }, "somebody else's"},
 	} {
-		g := guestCase{link: rtnl.Link{Index: fibtest.Index, Name: "ibcm0"}, hop: fib.NextHop{Addr: host.Addr()}}
+		g := guestCase{link: rtnl.Link{Index: fibtest.Index, Name: "ibcm0"}, hop: nexthop.Hop{Addr: host.Addr()}}
 		g.Answer = rtnl.Answer{Type: rtnl.Unicast, OIF: fibtest.Index, Table: rtnl.TableMain, Prefix: subnet}
 		g.Protocol = rtnl.ProtoKernel
 		tt.change(&g)
