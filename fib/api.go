@@ -28,8 +28,8 @@ func (k PathKind) String() string {
 	return [...]string{"miss", "conn", "ud", "group", "drop", "?"}[min(k, PathDrop+1)]
 }
 
-// A Path is how the data path reaches a next hop. A packet larger than MTU octets (IP, without the
-// encapsulation header) is handed up. The zero Path means that the next hop is not known.
+// A Path is how the data path reaches a next hop. A packet larger than MTU octets (IP, without the encapsulation
+// header) is handed up. The zero Path means that the next hop is not known.
 type Path struct {
 	Kind PathKind
 	Conn Conn           // PathConn
@@ -44,15 +44,15 @@ type (
 	// Host is a change in the kernel, as hostnet reports it.
 	Host struct{ rtnl.Event }
 
-	// Resolve asks for the next hop of a packet from the TUN. The machine answers with Forward, at
-	// once or after Answered, or drops and counts the packet. It owns Packet from now on.
+	// Resolve asks for the next hop of a packet from the TUN. The machine answers with Forward, at once or after
+	// Answered, or drops and counts the packet. It owns Packet from now on.
 	Resolve struct {
 		Flow   rtnl.Flow
 		Packet []byte
 	}
 
-	// Stale says that the data path used an answer that is older than maxAge, or that a StaleDest
-	// concerned. Flow has the fields that the data path takes from packets.
+	// Stale says that the data path used an answer that is older than maxAge, or that a StaleDest concerned. Flow
+	// has the fields that the data path takes from packets.
 	Stale struct{ Flow rtnl.Flow }
 
 	// Answered is the outcome of Lookup. If Err is not nil, the kernel gave no answer.
@@ -68,15 +68,13 @@ type (
 		nexthop.Outcome
 	}
 
-	// SetHop sets how a neighbour is reached from now on. A zero path means that this is not known
-	// any more.
+	// SetHop sets how a neighbour is reached from now on. A zero path means that this is not known any more.
 	SetHop struct {
 		Addr netip.Addr
 		Path Path
 	}
 
-	// TooBig says that an ICMP message told the kernel of a smaller path MTU, which the kernel
-	// remembers.
+	// TooBig says that an ICMP message told the kernel of a smaller path MTU, which the kernel remembers.
 	TooBig struct{}
 
 	// SetUDMTU changes Options.UDMTU.
@@ -89,8 +87,7 @@ type (
 	Wake struct{}
 )
 
-// An Action is something the driver must do, in the order given. The set is
-// closed.
+// An Action is something the driver must do, in the order given. The set is closed.
 type Action interface{ action() }
 
 type (
@@ -100,20 +97,20 @@ type (
 		Packet []byte
 	}
 
-	// Expect says that the next hop of a packet from Src is most likely Hop. The driver may resolve
-	// that neighbour while the kernel still looks up the route.
+	// Expect says that the next hop of a packet from Src is most likely Hop. The driver may resolve that neighbour
+	// while the kernel still looks up the route.
 	Expect struct{ Hop, Src netip.Addr }
 
-	// Lookup asks the kernel for the next hop of a flow ([nexthop.Ask]), not on the goroutine that steps
-	// the machine. Its outcome is Answered.
+	// Lookup asks the kernel for the next hop of a flow ([nexthop.Ask]), not on the goroutine that steps the
+	// machine. Its outcome is Answered.
 	Lookup struct {
 		Flow   rtnl.Flow
 		Link   rtnl.Link
 		Resets uint32 // how often all destinations had been forgotten by then
 	}
 
-	// SetPath makes the data path use Path for Hop from now on. A zero Path makes it forget the hop;
-	// no destination leads to the hop then.
+	// SetPath makes the data path use Path for Hop from now on. A zero Path makes it forget the hop; no destination
+	// leads to the hop then.
 	SetPath struct {
 		Hop  netip.Addr
 		Path Path
@@ -122,31 +119,30 @@ type (
 	// AskPath asks the driver for a SetHop, if the hop is a known neighbour or group.
 	AskPath struct{ Hop netip.Addr }
 
-	// SetDest makes the data path send a flow to Hop. The SetPath of Hop comes before it. A zero Hop
-	// makes the data path forget the flow.
+	// SetDest makes the data path send a flow to Hop. The SetPath of Hop comes before it. A zero Hop makes the data
+	// path forget the flow.
 	SetDest struct {
 		Flow rtnl.Flow
 		Hop  netip.Addr
 	}
 
-	// StaleDest makes the next packet of a destination cause Stale. With a zero Flow the next
-	// packet of each destination does.
+	// StaleDest makes the next packet of a destination cause Stale. With a zero Flow the next packet of each
+	// destination does.
 	StaleDest struct{ Flow rtnl.Flow }
 
-	// ResetDests makes the data path forget all destinations. From now on Fields are the fields of
-	// packets that make up a flow.
+	// ResetDests makes the data path forget all destinations. From now on Fields are the fields of packets that make
+	// up a flow.
 	ResetDests struct{ Fields rtnl.Fields }
 
-	// SetRoute, SetRule and FlushExceptions change the kernel, in the order given but not on the goroutine
-	// that steps the machine. SetRule replaces rule Old by New; either may be zero. FlushExceptions
-	// empties the kernel's cache of path MTUs, because the MTU of a next hop rose.
+	// SetRoute, SetRule and FlushExceptions change the kernel, in the order given but not on the goroutine that
+	// steps the machine. SetRule replaces rule Old by New; either may be zero. FlushExceptions empties the kernel's
+	// cache of path MTUs, because the MTU of a next hop rose.
 	SetRoute        nexthop.Change
 	SetRule         struct{ Old, New rtnl.Rule }
 	FlushExceptions struct{}
 
-	// Device passes on a change of the device or its addresses: LinkChange, AddrSet or AddrGone.
-	// IPv6Up says that the kernel does IPv6 on the device again, and that it has forgotten the
-	// device's earlier IPv6 settings.
+	// Device passes on a change of the device or its addresses: LinkChange, AddrSet or AddrGone. IPv6Up says that
+	// the kernel does IPv6 on the device again, and that it has forgotten the device's earlier IPv6 settings.
 	Device struct{ rtnl.Event }
 	IPv6Up struct{}
 

@@ -10,8 +10,8 @@ import (
 )
 
 const (
-	// maxAge is the age at which the machine asks again for an answer that is in use. The data path
-	// reports the use of an older answer with Stale.
+	// maxAge is the age at which the machine asks again for an answer that is in use. The data path reports the use
+	// of an older answer with Stale.
 	maxAge = 30 * time.Second
 	// maxWaitingPackets bounds the packets that wait for one answer.
 	maxWaitingPackets = 64
@@ -35,9 +35,9 @@ type dest struct {
 type dests struct {
 	fields rtnl.Fields
 	index  index[*dest]
-	// used has the destinations in the order of their last answers, or of the first question before
-	// any answer. The machine asks again for a destination in use every maxAge. So the oldest one is
-	// the one that was used longest ago, with an error of at most maxAge.
+	// used has the destinations in the order of their last answers, or of the first question before any answer. The
+	// machine asks again for a destination in use every maxAge. So the oldest one is the one that was used longest
+	// ago, with an error of at most maxAge.
 	used       lru.List[dest, *dest]
 	lookups    int    // Lookups under way
 	packets    int    // packets that wait for answers
@@ -46,8 +46,7 @@ type dests struct {
 	resets     uint32 // how often all destinations were forgotten
 }
 
-// deadline returns when the oldest destination has been unused for so long that it is forgotten.
-// Zero means never.
+// deadline returns when the oldest destination has been unused for so long that it is forgotten. Zero means never.
 func (s *dests) deadline() time.Time {
 	if d := s.used.Oldest(); d != nil && !d.asking {
 		return d.answered.Add(2 * maxAge)
@@ -55,8 +54,8 @@ func (s *dests) deadline() time.Time {
 	return time.Time{}
 }
 
-// step forwards a packet for which the data path had no destination. If the next hop is not known,
-// it asks the kernel and keeps the packet. Above the limits it drops the packet.
+// step forwards a packet for which the data path had no destination. If the next hop is not known, it asks the
+// kernel and keeps the packet. Above the limits it drops the packet.
 func (ev Resolve) step(t *Table) {
 	d := t.dests.index.get(ev.Flow)
 	if d == nil {
@@ -121,8 +120,8 @@ func (t *Table) ask(d *dest) {
 	t.do(Lookup{Flow: d.flow, Link: t.routes.link, Resets: t.dests.resets})
 }
 
-// step gives the kernel's answer to the data path, and forwards the packets that waited for it. If
-// the kernel could not be asked, an old answer stays in force; without one, step drops the packets.
+// step gives the kernel's answer to the data path, and forwards the packets that waited for it. If the kernel could
+// not be asked, an old answer stays in force; without one, step drops the packets.
 func (ev Answered) step(t *Table) {
 	d := t.dests.index.get(ev.Lookup.Flow)
 	if d == nil || !d.asking || ev.Lookup.Resets != t.dests.resets {
@@ -186,8 +185,8 @@ func (Wake) step(t *Table) {
 	}
 }
 
-// reroute makes the next packet to each destination inside p ask the kernel again. A zero p stands
-// for all destinations.
+// reroute makes the next packet to each destination inside p ask the kernel again. A zero p stands for all
+// destinations.
 func (t *Table) reroute(p netip.Prefix) {
 	if !p.IsValid() || p.Bits() == 0 {
 		t.dests.generation++
@@ -201,8 +200,8 @@ func (t *Table) reroute(p netip.Prefix) {
 	}
 }
 
-// setFields makes f the fields of packets that make up a flow. If they change, setFields forgets
-// all destinations and resolves the waiting packets again.
+// setFields makes f the fields of packets that make up a flow. If they change, setFields forgets all destinations
+// and resolves the waiting packets again.
 func (t *Table) setFields(f rtnl.Fields) {
 	if f == t.dests.fields {
 		return

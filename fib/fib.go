@@ -1,18 +1,17 @@
-// Package fib is the forwarding information base of one interface, as a pure state machine. It
-// knows the next hops of packets from the TUN, which of them the data path has been given, and
-// which routes of ours the kernel should have.
+// Package fib is the forwarding information base of one interface, as a pure state machine. It knows the next hops
+// of packets from the TUN, which of them the data path has been given, and which routes of ours the kernel should
+// have.
 //
-// The machine has the driver ask the kernel for each next hop ([nexthop.Ask]), and keeps the answer
-// as a destination. When the kernel reports a change, the machine forgets the answer or asks again.
-// An old answer serves until the new one is there.
+// The machine has the driver ask the kernel for each next hop ([nexthop.Ask]), and keeps the answer as a
+// destination. When the kernel reports a change, the machine forgets the answer or asks again. An old answer serves
+// until the new one is there.
 //
-// Routes of ours are guests in the kernel's tables. A host route shows the MTU of a connection.
-// The machine makes it only where the kernel by itself sends the peer's packets on the link, and
-// never in the place of somebody else's route. Of the kernel's own routes of the device it changes
-// only the metrics.
+// Routes of ours are guests in the kernel's tables. A host route shows the MTU of a connection. The machine makes it
+// only where the kernel by itself sends the peer's packets on the link, and never in the place of somebody else's
+// route. Of the kernel's own routes of the device it changes only the metrics.
 //
-// The package keeps no copy of other routes. It does not know the mark, user and incoming device
-// of a packet, because a TUN does not show them.
+// The package keeps no copy of other routes. It does not know the mark, user and incoming device of a packet,
+// because a TUN does not show them.
 package fib
 
 import (
@@ -25,13 +24,12 @@ import (
 	"ipoibcm/rtnl"
 )
 
-// Options configures a Table. Every zero value means the default that its
-// comment names.
+// Options configures a Table. Every zero value means the default that its comment names.
 type Options struct {
 	UDMTU int // octets of IP over UD; zero means 2044
 
-	// BestMessage is the cheapest message size for the provider in octets, encapsulation header
-	// included. Our routes ask the peers' TCP for no larger messages. Zero sets no limit.
+	// BestMessage is the cheapest message size for the provider in octets, encapsulation header included. Our routes
+	// ask the peers' TCP for no larger messages. Zero sets no limit.
 	BestMessage int
 
 	MaxDests   int // destinations; zero means 262144
@@ -61,8 +59,7 @@ func New(opt Options) *Table {
 		routes: routes{addrs: map[netip.Prefix]bool{}, own: map[rtnl.Key]ownRoute{}}}
 }
 
-// Step applies ev at time now and appends to dst what the driver must do, in order. Nothing else
-// changes the state.
+// Step applies ev at time now and appends to dst what the driver must do, in order. Nothing else changes the state.
 func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 	t.now, t.out = now, dst
 	ev.step(t)
@@ -86,8 +83,7 @@ func (t *Table) note(a netip.Addr, format string, args ...any) {
 // Fields returns the fields of packets that decide their next hops now.
 func (t *Table) Fields() rtnl.Fields { return t.dests.fields }
 
-// Link returns the device as the kernel last reported it. Its index is zero before the first
-// Resync.
+// Link returns the device as the kernel last reported it. Its index is zero before the first Resync.
 func (t *Table) Link() rtnl.Link { return t.routes.link }
 
 // Dests returns how many destinations there are.

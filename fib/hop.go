@@ -10,12 +10,12 @@ import (
 	"ipoibcm/rtnl"
 )
 
-// exceptionLife is how long the kernel remembers a path MTU from an ICMP message
-// (net.ipv4.route.mtu_expires, net.ipv6.route.mtu_expires).
+// exceptionLife is how long the kernel remembers a path MTU from an ICMP message (net.ipv4.route.mtu_expires,
+// net.ipv6.route.mtu_expires).
 const exceptionLife = 10 * time.Minute
 
-// A hop is a neighbour, a gateway, or a group that destinations lead to. A neighbour that no
-// destination leads to has no hop; there may be very many of these.
+// A hop is a neighbour, a gateway, or a group that destinations lead to. A neighbour that no destination leads to
+// has no hop; there may be very many of these.
 type hop struct {
 	path  Path
 	dests int // number of destinations that lead here
@@ -24,8 +24,7 @@ type hop struct {
 // miss returns the path of a hop that is not known: packets are handed up.
 func (t *Table) miss() Path { return Path{Kind: PathMiss, MTU: t.effective(t.opt.UDMTU)} }
 
-// step gives the new UD MTU to each next hop whose path is a miss, and asks again how each next
-// hop is reached.
+// step gives the new UD MTU to each next hop whose path is a miss, and asks again how each next hop is reached.
 func (ev SetUDMTU) step(t *Table) {
 	t.opt.UDMTU, t.routes.dirty = ev.MTU, true
 	for _, a := range slices.SortedFunc(maps.Keys(t.hops), netip.Addr.Compare) {
@@ -61,8 +60,7 @@ func (t *Table) release(a netip.Addr) {
 	t.do(SetPath{Hop: a})
 }
 
-// step puts the path to a neighbour into the data path, and its MTU into the neighbour's host
-// route.
+// step puts the path to a neighbour into the data path, and its MTU into the neighbour's host route.
 func (ev SetHop) step(t *Table) {
 	a, path, want := ev.Addr, ev.Path, 0
 	switch path.Kind {
@@ -74,8 +72,8 @@ func (ev SetHop) step(t *Table) {
 	if h := t.hops[a]; h != nil && h.path != path {
 		t.do(SetPath{Hop: a, Path: path})
 		if path.MTU > h.path.MTU {
-			// The kernel may remember a smaller path MTU for destinations behind a gateway, and would
-			// use it for as long as exceptionLife.
+			// The kernel may remember a smaller path MTU for destinations behind a gateway, and would use it for as
+			// long as exceptionLife.
 			if t.now.Sub(t.tooBig) < exceptionLife {
 				t.n.Flushes++
 				t.do(FlushExceptions{})
@@ -108,9 +106,9 @@ func (t *Table) Hop(a netip.Addr) HopInfo {
 	return i
 }
 
-// Hops yields the next hops that destinations lead to, in no order. Step may be called between two
-// yields. A hop that is added or removed meanwhile may be yielded or not. One that is removed and
-// added again may be yielded twice.
+// Hops yields the next hops that destinations lead to, in no order. Step may be called between two yields. A hop
+// that is added or removed meanwhile may be yielded or not. One that is removed and added again may be yielded
+// twice.
 func (t *Table) Hops() iter.Seq[HopInfo] {
 	return func(yield func(HopInfo) bool) {
 		for a := range t.hops {

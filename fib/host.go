@@ -7,12 +7,11 @@ import (
 	"ipoibcm/rtnl"
 )
 
-// A host is a neighbour for which a host route of ours shows, or may show, the MTU of its
-// connection.
+// A host is a neighbour for which a host route of ours shows, or may show, the MTU of its connection.
 //
-// While our route is there, the kernel answers with it and hides its other routes. So when somebody
-// else's change may concern the neighbour, SetRoute with Ask removes our route and asks the kernel.
-// It makes the route again only if that may still be a guest there.
+// While our route is there, the kernel answers with it and hides its other routes. So when somebody else's change
+// may concern the neighbour, SetRoute with Ask removes our route and asks the kernel. It makes the route again only
+// if that may still be a guest there.
 type host struct {
 	entry             // its address
 	want  int         // MTU to show; zero if no route is wanted
@@ -23,8 +22,7 @@ type host struct {
 	why   string      // why there is no route, or not the one wanted
 }
 
-// wantHost sets to n the MTU that a host route to a should show. Zero means that no route is
-// wanted.
+// wantHost sets to n the MTU that a host route to a should show. Zero means that no route is wanted.
 func (t *Table) wantHost(a netip.Addr, n int) {
 	h := t.hosts.get(rtnl.Flow{Dst: a})
 	if h == nil && n != 0 {
@@ -38,8 +36,8 @@ func (t *Table) wantHost(a netip.Addr, n int) {
 	}
 }
 
-// place asks for the change that brings the route of h to what is wanted, unless a change is under
-// way. It deletes h if no route is wanted and none is there.
+// place asks for the change that brings the route of h to what is wanted, unless a change is under way. It deletes h
+// if no route is wanted and none is there.
 func (t *Table) place(h *host) {
 	if !t.routes.up() { // the kernel has dropped our route, and adds none
 		h.have, h.doubt = rtnl.Route{}, true
@@ -68,8 +66,7 @@ func (t *Table) place(h *host) {
 	t.do(s)
 }
 
-// hostRoute returns the route that is wanted for h, with the table and source of the route that is
-// there now.
+// hostRoute returns the route that is wanted for h, with the table and source of the route that is there now.
 func (t *Table) hostRoute(h *host) rtnl.Route {
 	r := rtnl.Route{Dst: netip.PrefixFrom(h.flow.Dst, h.flow.Dst.BitLen()), Table: h.have.Table, Type: rtnl.Unicast,
 		Protocol: rtnl.Protocol, Src: h.have.Src, MTU: t.effective(h.want)}
@@ -110,8 +107,8 @@ func (t *Table) hostDone(ev Done, s SetRoute, why string) {
 	}
 }
 
-// setHostRoute handles the kernel's report that a route of ours is there or is gone. It removes
-// routes that an earlier agent left, or that are not wanted any more.
+// setHostRoute handles the kernel's report that a route of ours is there or is gone. It removes routes that an
+// earlier agent left, or that are not wanted any more.
 func (t *Table) setHostRoute(r rtnl.Route, gone bool) {
 	h := t.hosts.get(rtnl.Flow{Dst: r.Dst.Addr()})
 	switch same := h != nil && r.Dst.IsSingleIP() && (h.busy || h.have.Key() == r.Key()); {
@@ -128,9 +125,8 @@ func (t *Table) setHostRoute(r rtnl.Route, gone bool) {
 	}
 }
 
-// doubt makes SetRoute ask the kernel again for each host route inside p; a zero p stands for all.
-// Unless sure is set, doubt leaves out the hosts whose answer cannot depend on somebody else's
-// change of a route to p.
+// doubt makes SetRoute ask the kernel again for each host route inside p; a zero p stands for all. Unless sure is
+// set, doubt leaves out the hosts whose answer cannot depend on somebody else's change of a route to p.
 func (t *Table) doubt(p netip.Prefix, sure bool) {
 	for h := range t.hosts.in(p) {
 		other := h.busy || h.why != "" || h.match.Protocol != rtnl.ProtoKernel

@@ -16,8 +16,8 @@ var (
 )
 
 const (
-	// groupTables plus the index of the device is the table of its multicast route. No other
-	// interface has that table.
+	// groupTables plus the index of the device is the table of its multicast route. No other interface has that
+	// table.
 	groupTables = 75 << 16
 	// groupPriority is the priority of the rule for that table: before the rule for table main.
 	groupPriority = 32765
@@ -33,15 +33,15 @@ type routes struct {
 	dirty bool      // reconcile must look at own and rule
 }
 
-// An ownRoute is a route that the kernel made, or our multicast route. It is as the kernel last
-// reported it or as we last set it.
+// An ownRoute is a route that the kernel made, or our multicast route. It is as the kernel last reported it or as we
+// last set it.
 type ownRoute struct {
 	rtnl.Route
 	failed string // what the kernel refused; people are told once
 }
 
-// refusedMTU marks a route whose metrics the kernel refused. No route should have that MTU, so the
-// next reconcile tries again.
+// refusedMTU marks a route whose metrics the kernel refused. No route should have that MTU, so the next reconcile
+// tries again.
 const refusedMTU = -1
 
 func (s *routes) up() bool { return s.link.Up && !s.link.Gone }
@@ -67,8 +67,8 @@ func (ev Host) step(t *Table) {
 	}
 }
 
-// resync replaces all that is known of the device. It applies the differences as single changes:
-// first what is gone, then what is new.
+// resync replaces all that is known of the device. It applies the differences as single changes: first what is gone,
+// then what is new.
 func (t *Table) resync(s *rtnl.Snapshot) {
 	gone := maps.Clone(t.routes.addrs)
 	for _, a := range s.Addrs {
@@ -122,8 +122,7 @@ func (t *Table) setLink(l rtnl.Link) {
 		t.do(Device{rtnl.Event{Kind: rtnl.LinkChange, Link: l}})
 	}
 	if l.Gone {
-		// The routes went with the device, or stayed behind in the namespace that it has
-		// left. A rule only names it.
+		// The routes went with the device, or stayed behind in the namespace that it has left. A rule only names it.
 		t.setRule(rtnl.Rule{})
 	}
 	moved := l.Index != old.Index || l.Name != old.Name || l.VRF() != old.VRF() || l.VRFTable != old.VRFTable
@@ -154,8 +153,8 @@ func (t *Table) setRoute(r rtnl.Route, gone bool) {
 	}
 }
 
-// reconcile asks for the changes that make the routes in own and the rule as they should be. It
-// does nothing while the device is down: the kernel has dropped its routes then, and adds none.
+// reconcile asks for the changes that make the routes in own and the rule as they should be. It does nothing while
+// the device is down: the kernel has dropped its routes then, and adds none.
 func (t *Table) reconcile() {
 	s := &t.routes
 	if !s.dirty || !s.up() {
@@ -187,9 +186,8 @@ func (t *Table) reconcile() {
 	t.setRule(rule)
 }
 
-// groupRoute returns the route that gives IPv4 multicast the MTU of UD. It has a table of its own.
-// Our rule sends only packets whose sender names the device to that table, so it does not change
-// the path of other multicast.
+// groupRoute returns the route that gives IPv4 multicast the MTU of UD. It has a table of its own. Our rule sends
+// only packets whose sender names the device to that table, so it does not change the path of other multicast.
 func (t *Table) groupRoute() rtnl.Route {
 	return rtnl.Route{Dst: multicast4, Table: groupTables + t.routes.link.Index, Type: rtnl.Multicast,
 		Protocol: rtnl.Protocol, Scope: rtnl.ScopeLink}
@@ -202,14 +200,12 @@ func (t *Table) setRule(r rtnl.Rule) {
 	}
 }
 
-// metrics returns r, a route of the kernel's or our multicast route, with the metrics that it
-// should have.
+// metrics returns r, a route of the kernel's or our multicast route, with the metrics that it should have.
 func (t *Table) metrics(r rtnl.Route) rtnl.Route {
 	ud := t.effective(t.opt.UDMTU)
 	switch {
 	case isConnected(r):
-		// The MTU of UD, but the MSS of connections: TCP fixes it in the SYN, which
-		// leaves before one is up.
+		// The MTU of UD, but the MSS of connections: TCP fixes it in the SYN, which leaves before one is up.
 		r.MTU, r.AdvMSS = ud, mtu.AdvMSS(t.largestTCP(), r.Dst.Addr().Is6())
 		if h := t.hosts.get(rtnl.Flow{Dst: r.Dst.Addr()}); r.Dst.IsSingleIP() && h != nil && h.want != 0 {
 			r.MTU = t.effective(h.want) // of a peer address (ip address add A peer B)
@@ -241,8 +237,8 @@ func (t *Table) largestTCP() int {
 	return min(n, mtu.IPMTU(uint32(t.opt.BestMessage)))
 }
 
-// step handles the outcome of a change. A change of a route that failed is tried again when the
-// kernel reports another change. A failed SetRule or FlushExceptions is not tried again.
+// step handles the outcome of a change. A change of a route that failed is tried again when the kernel reports
+// another change. A failed SetRule or FlushExceptions is not tried again.
 func (ev Done) step(t *Table) {
 	s, ok := ev.Action.(SetRoute)
 	why := ev.Why

@@ -1,11 +1,11 @@
-// Package nexthop asks the kernel where it sends packets, and sets routes of ours where the answers let
-// them be guests.
+// Package nexthop asks the kernel where it sends packets, and sets routes of ours where the answers let them be
+// guests.
 //
-// A TUN shows a packet and not its next hop. The kernel chose the next hop, so nothing here looks at
-// routes or rules to find it. [Ask] finds the right questions instead.
+// A TUN shows a packet and not its next hop. The kernel chose the next hop, so nothing here looks at routes or rules
+// to find it. [Ask] finds the right questions instead.
 //
-// Package fib decides what to ask and to change; the functions here do it, where a slow kernel holds
-// nothing up. They keep nothing between two calls, and see the kernel through an interface.
+// Package fib decides what to ask and to change; the functions here do it, where a slow kernel holds nothing up.
+// They keep nothing between two calls, and see the kernel through an interface.
 package nexthop
 
 import (
@@ -16,14 +16,13 @@ import (
 	"ipoibcm/rtnl"
 )
 
-// A Kernel answers how it would send a packet. An error means that the kernel could not be asked.
-// A missing route is an answer and not an error.
+// A Kernel answers how it would send a packet. An error means that the kernel could not be asked. A missing route is
+// an answer and not an error.
 type Kernel interface {
 	Lookup(rtnl.Query) (rtnl.Answer, error)
 }
 
-// A Hop is where the kernel sends packets of a flow when they leave by the
-// device.
+// A Hop is where the kernel sends packets of a flow when they leave by the device.
 type Hop struct {
 	Addr   netip.Addr  // the gateway; the destination itself if it is on the link
 	Answer rtnl.Answer // the kernel's own choice
@@ -32,8 +31,7 @@ type Hop struct {
 	ByDSCP bool        // AskHost: packets of some DSCP go elsewhere
 }
 
-// An asker asks a kernel until a Lookup fails. It keeps that error, and answers with zero from then
-// on.
+// An asker asks a kernel until a Lookup fails. It keeps that error, and answers with zero from then on.
 type asker struct {
 	Kernel
 	err error
@@ -53,14 +51,13 @@ const loopback = 1
 
 // Ask finds the next hop of packets of flow that came out of the TUN link.
 //
-// It asks the kernel without naming the device, as for the packet itself. If it named the device,
-// IPv4 would always take the first hop of a multipath route, take a destination without a route
-// for on-link, and apply rules that the packet has not met. Ask names the device only if the
-// kernel has no route, or if the route leads to another device and none of its hops to ours. The
-// sender must be bound to our device then.
+// It asks the kernel without naming the device, as for the packet itself. If it named the device, IPv4 would always
+// take the first hop of a multipath route, take a destination without a route for on-link, and apply rules that the
+// packet has not met. Ask names the device only if the kernel has no route, or if the route leads to another device
+// and none of its hops to ours. The sender must be bound to our device then.
 //
-// In a VRF Ask names the VRF, because senders there are bound to it. The kernel then looks in the
-// table of the VRF, for routes by any device (l3mdev_update_flow in net/l3mdev/l3mdev.c).
+// In a VRF Ask names the VRF, because senders there are bound to it. The kernel then looks in the table of the VRF,
+// for routes by any device (l3mdev_update_flow in net/l3mdev/l3mdev.c).
 func Ask(kernel Kernel, link rtnl.Link, flow rtnl.Flow) (Hop, error) {
 	k, device := &asker{Kernel: kernel}, link.Index
 	q := rtnl.Query{Flow: flow, OIF: link.VRF()}
@@ -68,8 +65,8 @@ func Ask(kernel Kernel, link rtnl.Link, flow rtnl.Flow) (Hop, error) {
 		q.Src = netip.Addr{}
 	}
 	if q.Src.IsValid() {
-		// A source that is no address of the host means that the packet is forwarded. It came in by
-		// the device that leads to the source.
+		// A source that is no address of the host means that the packet is forwarded. It came in by the device that
+		// leads to the source.
 		switch a := k.ask(rtnl.Query{Flow: rtnl.Flow{Dst: q.Src}, OIF: q.OIF}); {
 		case a.Type == rtnl.Local:
 		case a.OK():
@@ -89,9 +86,9 @@ func Ask(kernel Kernel, link rtnl.Link, flow rtnl.Flow) (Hop, error) {
 		a = k.ask(q)
 	}
 	if hop.Bound = !a.OK() || a.OIF != device; hop.Bound {
-		// Ask as for a sender that is bound to the device. The kernel takes no such query about a
-		// forwarded packet; and with a source, IPv6 takes the device only as a preference
-		// (ip6_route_output_flags in net/ipv6/route.c).
+		// Ask as for a sender that is bound to the device. The kernel takes no such query about a forwarded packet;
+		// and with a source, IPv6 takes the device only as a preference (ip6_route_output_flags in
+		// net/ipv6/route.c).
 		if q.Match, q.Through, q.OIF = false, 0, device; q.IIF != 0 {
 			q.Src, q.IIF = netip.Addr{}, 0
 		}
@@ -100,16 +97,16 @@ func Ask(kernel Kernel, link rtnl.Link, flow rtnl.Flow) (Hop, error) {
 			a = k.ask(q)
 		}
 	}
-	// Without any route the next hop is the destination itself. The packet is here because of a rule
-	// that looks at something that a TUN does not show.
+	// Without any route the next hop is the destination itself. The packet is here because of a rule that looks at
+	// something that a TUN does not show.
 	if hop.Leaves = a.OK() && a.OIF == device; hop.Leaves && a.Via.IsValid() {
 		hop.Addr = a.Via.WithZone("")
 	}
 	return hop, k.err
 }
 
-// AskHost asks how the kernel sends packets to neighbour a, for [Hop.NotGuest]. With byDSCP it
-// asks for every DSCP of IPv4, because some may have routes of their own.
+// AskHost asks how the kernel sends packets to neighbour a, for [Hop.NotGuest]. With byDSCP it asks for every DSCP
+// of IPv4, because some may have routes of their own.
 func AskHost(kernel Kernel, link rtnl.Link, a netip.Addr, byDSCP bool) (Hop, error) {
 	k := &asker{Kernel: kernel}
 	q := rtnl.Query{Flow: rtnl.Flow{Dst: a}, Match: true}
@@ -128,10 +125,9 @@ func AskHost(kernel Kernel, link rtnl.Link, a netip.Addr, byDSCP bool) (Hop, err
 // taken is the reason for no host route of ours if somebody else's is there.
 const taken = "it has a host route of somebody else's, whose MTU counts"
 
-// NotGuest returns why no host route of ours may show the MTU of neighbour h.Addr, or "" if one may.
-// One may if all packets to the neighbour leave on the link itself, by a route that is not a default
-// route nor another host route, and that has no MTU that somebody else has set. In a VRF, that route
-// must be in the table of the VRF.
+// NotGuest returns why no host route of ours may show the MTU of neighbour h.Addr, or "" if one may. One may if all
+// packets to the neighbour leave on the link itself, by a route that is not a default route nor another host route,
+// and that has no MTU that somebody else has set. In a VRF, that route must be in the table of the VRF.
 func (h Hop) NotGuest(link rtnl.Link) (why string) {
 	a := h.Answer
 	switch {
@@ -167,10 +163,10 @@ type Router interface {
 	DelRoute(rtnl.Route) error // removes a route of ours; rtnl.ErrNotFound if it is not there
 }
 
-// A Change removes our route Old and adds New; either may be zero. If New is there already, as a route
-// of ours or of the kernel, its metrics change. With Ask, Old goes first, and the kernel is asked how
-// it sends to Host without it. New comes only if it may be a guest there ([Hop.NotGuest]), in the
-// table of the kernel's answer and for IPv4 with its source.
+// A Change removes our route Old and adds New; either may be zero. If New is there already, as a route of ours or of
+// the kernel, its metrics change. With Ask, Old goes first, and the kernel is asked how it sends to Host without it.
+// New comes only if it may be a guest there ([Hop.NotGuest]), in the table of the kernel's answer and for IPv4 with
+// its source.
 type Change struct {
 	Old, New rtnl.Route
 	Host     netip.Addr // the neighbour that New is for, if any
