@@ -70,7 +70,7 @@ func typeError(e string) string {
 		is = fmt.Sprintf("%q", m[3])
 	}
 	want := "keys and values, such as name: ibcm0"
-	switch strings.TrimPrefix(m[4], "*") {
+	switch m[4] {
 	case "string":
 		want = "a word"
 	case "bool":

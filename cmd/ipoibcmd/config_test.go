@@ -293,13 +293,12 @@ func TestFlagsOverrideTheFile(t *testing.T) {
 	if err := merge(); err != nil {
 		t.Fatal(err)
 	}
-	on, off := true, false
 	want := good()
 	want.Underlay, want.Name, want.Mode, want.UDMTU, want.Addresses, want.PKey = "eth1", "ib7", "uc", 1444,
 		[]string{"10.0.0.1/24"}, 0x8123
 	// the one not named keeps its default
-	want.Offload = Offload{GSO: &off, GRO: &on, OneThread: &on, HoldP: &on, BusyPoll: &on, Connected: &on, Checksum: &on,
-		TSO: &on, USO: &on}
+	want.Offload = Offload{GSO: false, GRO: true, OneThread: true, HoldP: true, BusyPoll: true, Connected: true,
+		Checksum: true, TSO: true, USO: true}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("file alone (-want +got):\n%s", diff)
 	}

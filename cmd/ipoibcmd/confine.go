@@ -17,10 +17,10 @@ func (c *Config) confine(s settings, file string) func() ([]control.Protection, 
 	// uverbs takes no writes on a descriptor that was opened before (include/rdma/ib.h,
 	// ib_safe_file_access). So no datagram would leave rdma_rxe.
 	o := sandbox.Options{User: s.user, SysAdmin: c.Netns != "",
-		NoLandlock: off(c.Sandbox.Landlock) || c.Provider == ibVerbs, Socket: c.controlPath()}
+		NoLandlock: !c.Sandbox.Landlock || c.Provider == ibVerbs, Socket: c.controlPath()}
 	o.OwnFolder = filepath.Dir(o.Socket) == control.SocketDir
 	switch {
-	case off(c.Sandbox.Seccomp):
+	case !c.Sandbox.Seccomp:
 		o.NoSeccomp = "switched off"
 	case c.Provider == ibVerbs:
 		o.NoSeccomp = "what the libraries of provider ibverbs call is not known"

@@ -39,7 +39,7 @@ const (
 func gather(ctx context.Context, c Config, s settings) doctor.Facts {
 	f := doctor.Facts{
 		Name: c.Name, Underlay: c.Underlay, Provider: c.Provider, UDMTU: int(c.UDMTU), GID: s.gid, CMTransport: c.CMTransport,
-		NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), Prefixes: s.prefixes, ControlPath: c.controlPath(),
+		NoGSO: !c.Offload.GSO, NoGRO: !c.Offload.GRO, Prefixes: s.prefixes, ControlPath: c.controlPath(),
 	}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {

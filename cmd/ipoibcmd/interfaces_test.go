@@ -17,6 +17,7 @@ interfaces:
   - name: ib1
     pkey: 0x8001
     mode: rc
+    offload: {gso: false}
 `
 
 // What stands beside the list holds for all, and what an interface says for itself wins.
@@ -50,8 +51,8 @@ func TestInterfaces(t *testing.T) {
 			t.Errorf("%s: addresses %v, want %v", c.Name, c.Addresses, want.addresses)
 		}
 	}
-	if all[0].Offload.GSO == all[1].Offload.GSO {
-		t.Error("two interfaces share a switch")
+	if !all[0].Offload.GSO || all[1].Offload.GSO {
+		t.Errorf("GSO is %v and %v, want true and false: a switch is of one interface", all[0].Offload.GSO, all[1].Offload.GSO)
 	}
 }
 

@@ -85,7 +85,7 @@ func (c *Config) openDevice(ctx context.Context, s settings, threads int, before
 			NoCM: c.CMTransport == "inband", Stop: ctx.Done(), Log: log})
 	} else {
 		poll := softroce.DefaultBusyPoll
-		if off(c.Offload.BusyPoll) {
+		if !c.Offload.BusyPoll {
 			poll = 0
 		}
 		before.suits(c.Underlay)
@@ -94,8 +94,8 @@ func (c *Config) openDevice(ctx context.Context, s settings, threads int, before
 				Underlay: c.Underlay, GID: s.gid, MaxUDPayload: c.UDMTU.most() + encap.HeaderLen,
 				TrafficClass: uint8(c.Class.fixed()), ECN: ecnModes[c.ECN],
 				PKeys: []ib.PKey{ib.PKey(cmp.Or(c.PKey, uint16(ib.DefaultPKey)))},
-				NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), HoldP: !off(c.Offload.HoldP),
-				BusyPoll: poll, NoConnect: off(c.Offload.Connected), Stop: ctx.Done(), Log: log,
+				NoGSO: !c.Offload.GSO, NoGRO: !c.Offload.GRO, HoldP: c.Offload.HoldP,
+				BusyPoll: poll, NoConnect: !c.Offload.Connected, Stop: ctx.Done(), Log: log,
 				Sockets: before.sockets, GUID: before.guid(), Threads: threads,
 			})
 			if err != nil {

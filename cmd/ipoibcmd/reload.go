@@ -91,10 +91,6 @@ func eachSetting(prefix string, a, b reflect.Value, visit func(key string, a, b 
 // settingText prints a setting as the file would have it.
 func settingText(v reflect.Value) string {
 	switch {
-	case v.Kind() == reflect.Pointer && v.IsNil():
-		return "true" // a switch that nobody has set is on
-	case v.Kind() == reflect.Pointer:
-		return fmt.Sprint(v.Elem().Interface())
 	case v.Kind() == reflect.Slice:
 		return "[" + strings.Join(v.Interface().([]string), ", ") + "]"
 	case v.Kind() == reflect.Uint16:
@@ -116,9 +112,9 @@ func (c *Config) live() (agent.Live, settings, error) {
 		Allow: s.allow, PeerAllow: s.ask, PeerTrust: s.trust, ARPAlways: c.ARPAccept == arpAlways,
 		MaxConns: c.Limits.Connections, MaxNeighbours: c.Limits.Neighbours,
 		TrafficClass: uint8(c.Class.fixed()), InheritClass: c.Class.inherits(),
-		Offloads: map[string]bool{"gso": !off(c.Offload.GSO), "gro": !off(c.Offload.GRO),
-			"connected": !off(c.Offload.Connected),
-			"tso":       !off(c.Offload.TSO), "uso": !off(c.Offload.USO)}}, s, err
+		Offloads: map[string]bool{"gso": c.Offload.GSO, "gro": c.Offload.GRO,
+			"connected": c.Offload.Connected,
+			"tso":       c.Offload.TSO, "uso": c.Offload.USO}}, s, err
 }
 
 // reloader returns the function that plans a reload. It reads the new configuration with read, and compares

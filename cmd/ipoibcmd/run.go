@@ -130,7 +130,7 @@ func run(ctx context.Context, c Config, r reloading) error {
 func serve(ctx context.Context, c Config, s settings, r reloading, queue *logqueue.Queue) error {
 	log := r.logger(queue.Logger(), c.Name)
 	threads := c.threads()
-	if c.Provider != ibVerbs && !off(c.Offload.HoldP) && os.Getenv("GOMAXPROCS") == "" {
+	if c.Provider != ibVerbs && c.Offload.HoldP && os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + threads) // one more P for each thread that holds its P while it waits
 	}
 	store := openStore(r.owner)
@@ -172,8 +172,8 @@ func serve(ctx context.Context, c Config, s settings, r reloading, queue *logque
 		Idle: s.machineIdle(), ARPAlways: c.ARPAccept == arpAlways, Peers: s.peers, Allow: s.allow, PeerAllow: s.ask,
 		PeerTrust:    s.trust,
 		FewerThreads: c.Threads == 0,
-		OwnTUNThread: off(c.Offload.OneThread), NoChecksum: off(c.Offload.Checksum), NoSegments: off(c.Offload.TSO),
-		NoDatagrams: off(c.Offload.USO),
+		OwnTUNThread: !c.Offload.OneThread, NoChecksum: !c.Offload.Checksum, NoSegments: !c.Offload.TSO,
+		NoDatagrams: !c.Offload.USO,
 		Build:       stamp().String(), Notes: notes, Check: c.checkUD(s.gid), NoQP1: whyNoQP1(provider),
 		Log: log, LogCounts: func() (lost, leftOut uint64) { n := queue.Counts(); return n.Lost, n.LeftOut },
 		CreateBroadcast: c.MakeLink, Shared: c.sharesPort(r.together.links(c)),
@@ -207,6 +207,3 @@ func (c *Config) sharesPort(links int) func() bool {
 	}
 	return func() bool { return links > 1 || len(ibverbs.KernelIPoIB(c.Device, c.Port, ib.PKey(c.PKey))) > 0 }
 }
-
-// off reports whether a switch was set to false.
-func off(b *bool) bool { return b != nil && !*b }
