@@ -19,6 +19,7 @@ import (
 	"ipoibcm/agent"
 	"ipoibcm/control"
 	"ipoibcm/ib"
+	"ipoibcm/ipoib"
 	"ipoibcm/membership/etcd"
 	"ipoibcm/provider/ibverbs"
 	"ipoibcm/sandbox"
@@ -264,6 +265,8 @@ type settings struct {
 	level    slog.Level
 	idle     time.Duration
 	user     *sandbox.User // nil: as who started it
+	mode     ipoib.Mode
+	cm       ipoib.CMTransport
 }
 
 // controlPath returns where the control socket is.

@@ -198,7 +198,7 @@ func deviceFacts(f *doctor.Facts) map[string][]string {
 // openFacts opens the provider as run does, and closes it again.
 func openFacts(ctx context.Context, f *doctor.Facts, c Config, s settings) {
 	f.Opened = true
-	p, _, _, err := openProvider(ctx, c, s, 1, new(predecessor), slog.New(slog.DiscardHandler))
+	p, _, err := openProvider(ctx, c, s, 1, new(predecessor), slog.New(slog.DiscardHandler))
 	if err != nil {
 		f.OpenErr = err.Error()
 		if f.PortTaken = errors.Is(err, unix.EADDRINUSE); f.PortTaken {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -98,23 +99,22 @@ func (c *Config) parseMembership() (l linkSpec, err error) {
 			"membership %q: want etcd://HOST:2379,…, etcds://… (TLS), dns://NAME, file:///PATH or static", c.Membership)
 	}
 	if v := (*valueError)(nil); err != nil && !errors.As(err, &v) {
-		err = &valueError{"membership", fmt.Sprintf("membership %q: %v", c.Membership, err)}
+		err = bad("membership", "membership %q: %v", c.Membership, err)
 	}
 	return l, err
 }
 
 func (c *Config) parseEtcd(l *linkSpec, rest string) error {
-	switch {
-	case c.Link == "":
-		return &valueError{
-			"link", "link: etcd keeps the hosts of many links: give this one a name, the same on all of its hosts (--link NAME)"}
-	case !membership.ValidID(l.id):
-		return &valueError{"member_id", fmt.Sprintf("member_id: the name of this host, %q, cannot be a key: give another",
-			l.id)}
-	case (c.Etcd.Cert == "") != (c.Etcd.Key == ""):
-		return &valueError{"etcd.cert", "etcd: cert and key belong together"}
-	case (c.Etcd.User == "") != (c.Etcd.Password == ""):
-		return &valueError{"etcd.user", "etcd: user and password_file belong together"}
+	if err := cmp.Or(
+		refuse(c.Link == "", "link",
+			"link: etcd keeps the hosts of many links: give this one a name, the same on all of its hosts (--link NAME)"),
+		refuse(!membership.ValidID(l.id), "member_id",
+			"member_id: the name of this host, %q, cannot be a key: give another", l.id),
+		refuse((c.Etcd.Cert == "") != (c.Etcd.Key == ""), "etcd.cert", "etcd: cert and key belong together"),
+		refuse((c.Etcd.User == "") != (c.Etcd.Password == ""), "etcd.user",
+			"etcd: user and password_file belong together"),
+	); err != nil {
+		return err
 	}
 	for e := range strings.SplitSeq(strings.TrimSuffix(rest, "/"), ",") {
 		host, port, err := net.SplitHostPort(e)
@@ -131,7 +131,7 @@ func (c *Config) parseEtcd(l *linkSpec, rest string) error {
 	}
 	lease, err := time.ParseDuration(c.Etcd.Lease)
 	if err != nil || lease < leastLease || lease > mostLease {
-		return &valueError{"etcd.lease", fmt.Sprintf("etcd.lease %q: want %v to %v", c.Etcd.Lease, leastLease, mostLease)}
+		return bad("etcd.lease", "etcd.lease %q: want %v to %v", c.Etcd.Lease, leastLease, mostLease)
 	}
 	l.lease = lease.Round(time.Second)
 	return nil

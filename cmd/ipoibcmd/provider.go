@@ -32,28 +32,24 @@ const ecnOff, ecnAuto, ecnOn = "off", "auto", "on"
 // openProvider opens the provider, and checks that the UD MTU fits it. The notes are what an operator
 // should know about the choice.
 func openProvider(ctx context.Context, c Config, s settings, threads int, before *predecessor,
-	log *slog.Logger) (verbs.Provider, ib.GID, []string, error) {
+	log *slog.Logger) (verbs.Provider, []string, error) {
 	dev, err := c.openDevice(ctx, s, threads, before, log)
 	if err != nil {
-		return nil, ib.GID{}, nil, err
+		return nil, nil, err
 	}
 	port := dev.Port()
-	gid := s.gid
-	if gid.IsZero() && len(port.GIDs) > 0 {
-		gid = port.GIDs[0]
-	}
 	plan, err := c.checkUD(s.gid)(port)
 	if err == nil {
 		err = s.needIPv6(plan)
 	}
 	if err != nil {
-		return nil, ib.GID{}, nil, errors.Join(err, dev.Close())
+		return nil, nil, errors.Join(err, dev.Close())
 	}
 	var notes []string
-	if s.gid.IsZero() && gid.Is4() {
+	if gid := gidOn(port, s.gid); s.gid.IsZero() && gid.Is4() {
 		notes = append(notes, "no IPv6 address on the underlay: its IPv4 address "+gid.Addr().String()+" is the GID")
 	}
-	return dev, s.gid, notes, nil
+	return dev, notes, nil
 }
 
 func (c *Config) openDevice(ctx context.Context, s settings, threads int, before *predecessor,
@@ -118,6 +114,14 @@ func whyNoQP1(p verbs.Provider) error {
 	return nil
 }
 
+// gidOn returns the GID that is used on a port: the configured one, else the port's first.
+func gidOn(port verbs.Port, configured ib.GID) ib.GID {
+	if configured.IsZero() && len(port.GIDs) > 0 {
+		return port.GIDs[0]
+	}
+	return configured
+}
+
 // checkUD returns the function that plans the UD MTU on a port. That function returns an error if the port
 // does not carry the configured UD MTU.
 func (c *Config) checkUD(gid ib.GID) func(verbs.Port) (mtu.UDPlan, error) {
@@ -125,11 +129,7 @@ func (c *Config) checkUD(gid ib.GID) func(verbs.Port) (mtu.UDPlan, error) {
 		if port.InfiniBand { // the broadcast group has the UD MTU
 			return mtu.UDPlan{MTU: int(c.UDMTU), IPv6: c.UDMTU.most() >= mtu.MinIPv6}, nil
 		}
-		g := gid
-		if g.IsZero() && len(port.GIDs) > 0 {
-			g = port.GIDs[0]
-		}
-		link := mtu.Link{Underlay: port.UnderMTU, IPv4: g.Is4()}
+		link := mtu.Link{Underlay: port.UnderMTU, IPv4: gidOn(port, gid).Is4()}
 		if c.Provider == ibVerbs {
 			link.Path = port.MTU // the kernel sends no datagram above it
 		}

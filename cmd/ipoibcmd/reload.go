@@ -15,7 +15,6 @@ import (
 
 	"ipoibcm/agent"
 	"ipoibcm/control"
-	"ipoibcm/ipoib"
 )
 
 // liveKeys are the settings that can change while the agent runs, with when a change takes effect.
@@ -101,20 +100,15 @@ func settingText(v reflect.Value) string {
 	return fmt.Sprint(v.Interface())
 }
 
-// live returns the settings that can change while the agent runs, as the agent has them.
-func (c *Config) live() (agent.Live, settings, error) {
-	s, err := c.settings()
-	if err != nil {
-		return agent.Live{}, s, err
-	}
-	mode, err := ipoib.ParseMode(c.Mode)
-	return agent.Live{Prefixes: s.prefixes, Mode: mode, ReceiveMTU: c.ReceiveMTU, Idle: s.machineIdle(), Peers: s.peers,
+// live returns the settings that can change while the agent runs, as the agent has them. s are those of c.
+func (c *Config) live(s settings) agent.Live {
+	return agent.Live{Prefixes: s.prefixes, Mode: s.mode, ReceiveMTU: c.ReceiveMTU, Idle: s.machineIdle(), Peers: s.peers,
 		Allow: s.allow, PeerAllow: s.ask, PeerTrust: s.trust, ARPAlways: c.ARPAccept == arpAlways,
 		MaxConns: c.Limits.Connections, MaxNeighbours: c.Limits.Neighbours,
 		TrafficClass: uint8(c.Class.fixed()), InheritClass: c.Class.inherits(),
 		Offloads: map[string]bool{"gso": c.Offload.GSO, "gro": c.Offload.GRO,
 			"connected": c.Offload.Connected,
-			"tso":       c.Offload.TSO, "uso": c.Offload.USO}}, s, err
+			"tso":       c.Offload.TSO, "uso": c.Offload.USO}}
 }
 
 // reloader returns the function that plans a reload. It reads the new configuration with read, and compares
@@ -127,11 +121,11 @@ func reloader(file string, current Config, level *slog.LevelVar,
 		if err != nil {
 			return agent.Plan{}, err
 		}
-		live, s, err := next.live()
+		s, err := next.settings()
 		if err != nil {
 			return agent.Plan{}, err
 		}
-		return agent.Plan{File: file, Changes: differences(&current, &next, largest), Live: live, Done: func() {
+		return agent.Plan{File: file, Changes: differences(&current, &next, largest), Live: next.live(s), Done: func() {
 			current = next
 			level.Set(s.level)
 		}}, nil

@@ -17,7 +17,6 @@ import (
 
 	"ipoibcm/agent"
 	"ipoibcm/ib"
-	"ipoibcm/ipoib"
 	"ipoibcm/logqueue"
 	"ipoibcm/provider/ibverbs"
 	"ipoibcm/provider/softroce"
@@ -135,7 +134,7 @@ func serve(ctx context.Context, c Config, s settings, r reloading, queue *logque
 	}
 	store := openStore(r.owner)
 	before := predecessorOf(r.kept, store, log)
-	provider, gid, notes, err := openProvider(ctx, c, s, threads, &before, log)
+	provider, notes, err := openProvider(ctx, c, s, threads, &before, log)
 	if errors.Is(err, softroce.ErrStopped) || errors.Is(err, ibverbs.ErrStopped) {
 		return nil // interrupted before there was anything to end
 	}
@@ -146,14 +145,6 @@ func serve(ctx context.Context, c Config, s settings, r reloading, queue *logque
 	for _, n := range slices.Concat(notes, plan.Notes) {
 		log.Info("underlay", "note", n)
 	}
-	mode, err := ipoib.ParseMode(c.Mode)
-	if err != nil {
-		return errors.Join(err, provider.Close())
-	}
-	cmTransport, err := ipoib.ParseCMTransport(c.CMTransport)
-	if err != nil {
-		return errors.Join(err, provider.Close())
-	}
 	members, endMembers, err := c.members(s.link, log)
 	if err != nil {
 		return errors.Join(err, provider.Close())
@@ -161,11 +152,11 @@ func serve(ctx context.Context, c Config, s settings, r reloading, queue *logque
 	defer endMembers()
 	opt := agent.Options{
 		Members:  members,
-		Provider: provider, GID: gid, Name: c.Name, Netns: c.Netns, Prefixes: s.prefixes, Control: c.controlPath(),
+		Provider: provider, GID: s.gid, Name: c.Name, Netns: c.Netns, Prefixes: s.prefixes, Control: c.controlPath(),
 		Group:   c.Group,
 		Metrics: c.Metrics, MetricPeers: c.MetricPeers, MetricsTLS: c.MetricsTLS, MetricsAuth: c.MetricsAuth,
 		MaxConns: c.Limits.Connections, MaxNeighbours: c.Limits.Neighbours,
-		Mode: mode, CM: cmTransport, LinuxFirst: c.ServiceID == idLinux, UDMTU: int(c.UDMTU), TrafficClass: uint8(c.Class.fixed()),
+		Mode: s.mode, CM: s.cm, LinuxFirst: c.ServiceID == idLinux, UDMTU: int(c.UDMTU), TrafficClass: uint8(c.Class.fixed()),
 		InheritClass: c.Class.inherits(),
 		CopyECN:      c.ECN == ecnOn && c.Provider == softRoCE,
 		ReceiveMTU:   c.ReceiveMTU, PKey: ib.PKey(c.PKey), QKey: ib.QKey(c.QKey),
