@@ -135,11 +135,7 @@ func demo(ctx context.Context, opt demoOptions) (err error) {
 		}
 	}
 	if !opt.json {
-		underlay := "IPv6"
-		if opt.ipv4 {
-			underlay = "IPv4"
-		}
-		fmt.Fprintf(stdout, "two hosts on this machine, joined by %s and MTU %d\n", underlay, opt.mtu)
+		fmt.Fprintf(stdout, "two hosts on this machine, joined by %s and MTU %d\n", either(opt.ipv4, "IPv4", "IPv6"), opt.mtu)
 	}
 	runErr := d.run()
 	logs := ""
@@ -190,13 +186,7 @@ func (d *demoRun) step(name string, f func() (detail string, err error)) error {
 	}
 	d.res.Steps = append(d.res.Steps, s)
 	if !d.opt.json {
-		mark, back := "ok  ", ""
-		if !s.OK {
-			mark = "FAIL"
-		}
-		if d.opt.terminal {
-			back = "\r\x1b[K"
-		}
+		mark, back := either(s.OK, "ok  ", "FAIL"), either(d.opt.terminal, "\r\x1b[K", "")
 		fmt.Fprintf(stdout, "%s%s %-38s %6d ms  %s\n", back, mark, name, s.MS, s.Detail)
 	}
 	if err != nil {

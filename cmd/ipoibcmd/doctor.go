@@ -59,15 +59,7 @@ func newDoctor() *cobra.Command {
 
 // printExam prints the checks, as a table with a verdict or as JSON. It returns an error if a check fails.
 func printExam(d control.Doctor, good, bad string, asJSON bool) (err error) {
-	verdict := good
-	if !d.OK {
-		verdict = bad
-	}
-	if asJSON {
-		err = printJSON(d)
-	} else {
-		printDoctor(stdout, &d, verdict)
-	}
+	err = printDoc(asJSON, &d, func(w io.Writer, d *control.Doctor) { printDoctor(w, d, either(d.OK, good, bad)) })
 	if err == nil && !d.OK {
 		err = silentError{errors.New(bad)}
 	}

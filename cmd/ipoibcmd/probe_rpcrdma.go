@@ -154,7 +154,8 @@ func (p *rpcProbe) options() transport.Options {
 
 func (p *rpcProbe) run(ctx context.Context) error {
 	p.out.Version, p.out.Transport, p.out.Outcome = control.Version, p.carrier, "failed"
-	p.out.Offered, p.out.ProgramVersion, p.out.NullMS = int(p.max), p.progVersion, []float64{}
+	p.out.Offered, p.out.ProgramVersion = int(p.max), p.progVersion
+	p.out.NullMS, p.out.Counters = []float64{}, map[string]uint64{}
 	p.out.Peer = net.JoinHostPort(p.host, strconv.Itoa(int(p.port)))
 	err := p.ask(ctx)
 	if err != nil {
@@ -164,12 +165,8 @@ func (p *rpcProbe) run(ctx context.Context) error {
 			p.out.Error += " (" + hint.hint + ")"
 		}
 	}
-	if p.asJSON {
-		if err := printJSON(p.out); err != nil {
-			return err
-		}
-	} else {
-		printRPC(stdout, &p.out)
+	if err := printDoc(p.asJSON, &p.out, printRPC); err != nil {
+		return err
 	}
 	if err != nil {
 		return silentError{err}
@@ -353,9 +350,6 @@ func (p *rpcProbe) learn(e *transport.End) {
 	}
 	e.Counters(func(name string, v uint64) {
 		if v > 0 {
-			if o.Counters == nil {
-				o.Counters = map[string]uint64{}
-			}
 			o.Counters[name] = v
 		}
 	})

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"net/url"
 	"reflect"
 	"strings"
@@ -176,14 +177,10 @@ func reload(ctx context.Context, flags *clientFlags, check, diff bool) error {
 		query.Set("check", "1")
 	}
 	var r control.Reload
-	if err := c.post(ctx, control.PathReload, query, &r); err != nil {
+	if err := c.document(ctx, http.MethodPost, control.PathReload, query, &r); err != nil {
 		return err
 	}
-	if flags.json {
-		err = printJSON(r)
-	} else {
-		printReload(stdout, &r, check, diff)
-	}
+	err = printDoc(flags.json, &r, func(w io.Writer, r *control.Reload) { printReload(w, r, check, diff) })
 	if err == nil && r.Refused {
 		err = silentError{errors.New("a change takes a restart")}
 	}
@@ -193,9 +190,8 @@ func reload(ctx context.Context, flags *clientFlags, check, diff bool) error {
 func printReload(w io.Writer, r *control.Reload, check, diff bool) {
 	width := widthOf(w)
 	for _, c := range r.Changes {
-		effect := map[string]string{control.EffectNow: "at once", control.EffectNewConnections: "for new connections",
+		text := map[string]string{control.EffectNow: "at once", control.EffectNewConnections: "for new connections",
 			control.EffectRestart: "only after a restart"}[c.Effect]
-		text := effect
 		if c.Why != "" {
 			text += ": " + c.Why
 		}
@@ -205,10 +201,7 @@ func printReload(w io.Writer, r *control.Reload, check, diff bool) {
 			printWrapped(w, "  + ", 4, cmp.Or(c.To, `""`), width)
 		}
 	}
-	n := fmt.Sprintf("%d settings", len(r.Changes))
-	if len(r.Changes) == 1 {
-		n = "1 setting"
-	}
+	n := either(len(r.Changes) == 1, "1 setting", fmt.Sprintf("%d settings", len(r.Changes)))
 	verdict := n + " changed"
 	switch {
 	case len(r.Changes) == 0:

@@ -53,11 +53,7 @@ func statusOf(ctx context.Context, flags *clientFlags, verbose bool) error {
 	if err != nil {
 		return err
 	}
-	if flags.json {
-		err = printJSON(s)
-	} else {
-		printStatus(stdout, s, verbose)
-	}
+	err = printDoc(flags.json, s, func(w io.Writer, s *control.Status) { printStatus(w, s, verbose) })
 	return errors.Join(err, verdict(s))
 }
 
@@ -70,11 +66,7 @@ func statusOfPeer(ctx context.Context, flags *clientFlags, peer string, verbose 
 	if err != nil {
 		return err
 	}
-	if flags.json {
-		err = printJSON(s)
-	} else {
-		printPeerStatus(stdout, s, verbose)
-	}
+	err = printDoc(flags.json, s, func(w io.Writer, s *control.PeerStatus) { printPeerStatus(w, s, verbose) })
 	return errors.Join(err, verdict(&s.Status))
 }
 
@@ -151,19 +143,9 @@ func printInterface(w io.Writer, s *control.Status, verbose bool) {
 	line("CM messages", "%s: %s", i.CMTransport, strings.Join(i.CMPaths, ", "))
 	line("broadcast", "%s", i.BroadcastGroup)
 	for n, a := range i.Addresses {
-		key, state := "", ""
-		if n == 0 {
-			key = "addresses"
-		}
-		if a.State != "ok" {
-			state = " (" + a.State + ")"
-		}
-		line(key, "%s%s", a.Prefix, state)
+		line(either(n == 0, "addresses", ""), "%s%s", a.Prefix, either(a.State == "ok", "", " ("+a.State+")"))
 	}
-	state := "active"
-	if !u.Active {
-		state = "DOWN"
-	}
+	state := activeOrDown(u)
 	if n := u.Subnet; n != nil {
 		line("port", "%s on %s, %s, LID %d, IB path MTU %d", u.Provider, u.Device, state, n.LID, u.PathMTU)
 		line("subnet", "%s", subnetLine(n))
@@ -184,20 +166,16 @@ func printInterface(w io.Writer, s *control.Status, verbose bool) {
 	}
 	line("data threads", "%d", i.Threads)
 	for n, o := range u.Offloads {
-		key, state := "", "on"
-		if n == 0 {
-			key = "offloads"
-		}
-		if !o.On {
-			state = "off"
-		}
+		state := either(o.On, "on", "off")
 		if o.Why != "" {
 			state += " (" + o.Why + ")"
 		}
-		line(key, "%s: %s %s, used %d times", o.Name, o.What, state, o.Uses)
+		line(either(n == 0, "offloads", ""), "%s: %s %s, used %d times", o.Name, o.What, state, o.Uses)
 	}
 	line("build", "%s, process %d", i.Build, i.PID)
 }
+
+func activeOrDown(u control.Underlay) string { return either(u.Active, "active", "DOWN") }
 
 // sandboxLine says which parts of the sandbox are on, and which are off.
 func sandboxLine(parts []control.Protection) string {
