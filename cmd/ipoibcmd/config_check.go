@@ -35,10 +35,15 @@ func bad(key, format string, args ...any) error {
 
 // refuse returns the error of [bad] if a value is wrong, else nil.
 func refuse(wrong bool, key, format string, args ...any) error {
-	if !wrong {
-		return nil
+	return errorIf(wrong, bad(key, format, args...))
+}
+
+// errorIf returns err if something is wrong, else nil.
+func errorIf(wrong bool, err error) error {
+	if wrong {
+		return err
 	}
-	return bad(key, format, args...)
+	return nil
 }
 
 // check returns an error that says what is wrong with c, with key, flag and remedy.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,17 +60,16 @@ func newDemo() *cobra.Command {
 
 // check returns an error if a flag is out of range, or if the process is not root.
 func (o *demoOptions) check() error {
-	switch {
-	case o.duration < 100*time.Millisecond || o.duration > time.Minute:
-		return usageError{fmt.Errorf("--duration %v: must be 100ms to 1m", o.duration)}
-	case o.transfer < 1 || o.transfer > 4096:
-		return usageError{fmt.Errorf("--transfer %d: must be 1 to 4096", o.transfer)}
-	case o.mtu < 1500 || o.mtu > 65535:
-		return usageError{fmt.Errorf("--underlay-mtu %d: must be 1500 to 65535", o.mtu)}
-	case os.Geteuid() != 0:
-		return hintError{errors.New("demo makes network namespaces and needs root"), "sudo ipoibcmd demo"}
-	}
-	return nil
+	return cmp.Or(
+		errorIf(o.duration < 100*time.Millisecond || o.duration > time.Minute,
+			usageError{fmt.Errorf("--duration %v: must be 100ms to 1m", o.duration)}),
+		errorIf(o.transfer < 1 || o.transfer > 4096,
+			usageError{fmt.Errorf("--transfer %d: must be 1 to 4096", o.transfer)}),
+		errorIf(o.mtu < 1500 || o.mtu > 65535,
+			usageError{fmt.Errorf("--underlay-mtu %d: must be 1500 to 65535", o.mtu)}),
+		errorIf(os.Geteuid() != 0,
+			hintError{errors.New("demo makes network namespaces and needs root"), "sudo ipoibcmd demo"}),
+	)
 }
 
 // udMTU returns the UD MTU that the agents choose: the largest that one frame of the underlay carries, but

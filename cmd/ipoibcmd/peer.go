@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -37,13 +38,13 @@ not, queue pairs and CM work and the fault is above them.`,
 			if !rdma {
 				return usageError{hintError{errors.New("only --rdma is offered"), "for packets of IP use the system's ping"}}
 			}
-			switch {
-			case count < 1 || count > control.MaxPings:
-				return usageError{fmt.Errorf("--count %d: must be 1 to %d", count, control.MaxPings)}
-			case size < 0 || size > control.MaxPingSize:
-				return usageError{fmt.Errorf("--size %d: must be 0 to %d", size, control.MaxPingSize)}
-			}
-			if err := checkHost(args[0]); err != nil {
+			if err := cmp.Or(
+				errorIf(count < 1 || count > control.MaxPings,
+					usageError{fmt.Errorf("--count %d: must be 1 to %d", count, control.MaxPings)}),
+				errorIf(size < 0 || size > control.MaxPingSize,
+					usageError{fmt.Errorf("--size %d: must be 0 to %d", size, control.MaxPingSize)}),
+				checkHost(args[0]),
+			); err != nil {
 				return err
 			}
 			query := url.Values{"ip": {args[0]}, "count": {strconv.Itoa(count)}, "size": {strconv.Itoa(size)}}

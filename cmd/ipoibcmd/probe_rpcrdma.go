@@ -127,20 +127,16 @@ func (p *rpcProbe) parse(addr string, versionGiven bool) error {
 		}
 		p.out.Program = uint32(n)
 	}
-	switch {
-	case p.host == "":
-		return fmt.Errorf("%q is not HOST[:PORT]", addr)
-	case p.carrier != "roce" && p.carrier != "iwarp":
-		return fmt.Errorf("--transport %s: want roce or iwarp", p.carrier)
-	case p.max != 1 && p.max != 2:
-		return fmt.Errorf("--rpcrdma %d: want 1 or 2", p.max)
-	case p.count < 1 || p.count > 1000:
-		return fmt.Errorf("--count %d: want 1 to 1000", p.count)
-	case p.timeout <= 0 || p.interval < 0 || p.pause < 0:
-		return errors.New("--timeout must be above 0, --interval and --pause not below")
-	}
 	_, err := rpcrdma.NewConn(p.options().RPC)
-	return err
+	return cmp.Or(
+		errorIf(p.host == "", fmt.Errorf("%q is not HOST[:PORT]", addr)),
+		errorIf(p.carrier != "roce" && p.carrier != "iwarp", fmt.Errorf("--transport %s: want roce or iwarp", p.carrier)),
+		errorIf(p.max != 1 && p.max != 2, fmt.Errorf("--rpcrdma %d: want 1 or 2", p.max)),
+		errorIf(p.count < 1 || p.count > 1000, fmt.Errorf("--count %d: want 1 to 1000", p.count)),
+		errorIf(p.timeout <= 0 || p.interval < 0 || p.pause < 0,
+			errors.New("--timeout must be above 0, --interval and --pause not below")),
+		err,
+	)
 }
 
 func (p *rpcProbe) options() transport.Options {

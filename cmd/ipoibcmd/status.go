@@ -111,10 +111,7 @@ func printPeers(w io.Writer, peers []control.Peer) {
 
 // subnetLine returns the state of an InfiniBand port and its subnet administrator.
 func subnetLine(n *control.Subnet) string {
-	s := fmt.Sprintf("subnet manager at LID %d, administrator %s", n.SMLID, n.Admin)
-	if n.SMLID == 0 {
-		s = n.Admin
-	}
+	s := either(n.SMLID == 0, n.Admin, fmt.Sprintf("subnet manager at LID %d, administrator %s", n.SMLID, n.Admin))
 	if n.Joined {
 		s += fmt.Sprintf("; broadcast group at LID %#x, SL %d, rate %s; %d paths", n.MLID, n.SL, n.Rate, n.Paths)
 	}
@@ -179,16 +176,12 @@ func activeOrDown(u control.Underlay) string { return either(u.Active, "active",
 
 // sandboxLine says which parts of the sandbox are on, and which are off.
 func sandboxLine(parts []control.Protection) string {
-	var on, off []string
+	names := map[bool][]string{} // of those that are on, and of those that are off
 	for _, p := range parts {
-		if p.On {
-			on = append(on, p.Name)
-		} else {
-			off = append(off, p.Name)
-		}
+		names[p.On] = append(names[p.On], p.Name)
 	}
-	text := strings.Join(on, ", ")
-	if len(off) > 0 {
+	text := strings.Join(names[true], ", ")
+	if off := names[false]; len(off) > 0 {
 		text += "; off: " + strings.Join(off, ", ")
 	}
 	return strings.TrimPrefix(text, "; ")
