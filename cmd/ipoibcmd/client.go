@@ -67,16 +67,10 @@ func (f *clientFlags) open() (*client, error) {
 				"choose one with --name or --control"}
 		}
 	}
-	return newClient(path), nil
-}
-
-func newClient(path string) *client {
-	c := &client{path: path}
-	c.http.Transport = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "unix", path)
-	}}
-	return c
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", path)
+	}
+	return &client{path, http.Client{Transport: &http.Transport{DialContext: dial}}}, nil
 }
 
 // stream asks the agent, and returns the body of a good answer.

@@ -58,12 +58,9 @@ func newDoctor() *cobra.Command {
 }
 
 // printExam prints the checks, as a table with a verdict or as JSON. It returns an error if a check fails.
-func printExam(d control.Doctor, good, bad string, asJSON bool) (err error) {
-	err = printDoc(asJSON, &d, func(w io.Writer, d *control.Doctor) { printDoctor(w, d, either(d.OK, good, bad)) })
-	if err == nil && !d.OK {
-		err = silentError{errors.New(bad)}
-	}
-	return err
+func printExam(d control.Doctor, good, bad string, asJSON bool) error {
+	print := func(w io.Writer, d *control.Doctor) { printDoctor(w, d, either(d.OK, good, bad)) }
+	return told(asJSON, &d, print, errorIf(!d.OK, errors.New(bad)))
 }
 
 func printDoctor(w io.Writer, d *control.Doctor, verdict string) {

@@ -172,13 +172,7 @@ func (p *mpaProbe) run(ctx context.Context, addr string) error {
 		p.end(st, err)
 	}
 	p.judge(err)
-	if err := printDoc(p.asJSON, &p.out, printMPA); err != nil {
-		return err
-	}
-	if err != nil {
-		return silentError{err}
-	}
-	return nil
+	return told(p.asJSON, &p.out, printMPA, err)
 }
 
 func (p *mpaProbe) accept(ctx context.Context, s *softiwarp.Startup, addr string) (*softiwarp.Stream, error) {

@@ -161,16 +161,8 @@ func (p *rpcProbe) run(ctx context.Context) error {
 			p.out.Error += " (" + hint.hint + ")"
 		}
 	}
-	if err := printDoc(p.asJSON, &p.out, printRPC); err != nil {
-		return err
-	}
-	if err != nil {
-		return silentError{err}
-	}
-	if p.out.Outcome != "answered" {
-		return silentError{errors.New(p.out.Status)}
-	}
-	return nil
+	refused := errorIf(p.out.Outcome != "answered", errors.New(p.out.Status))
+	return told(p.asJSON, &p.out, printRPC, cmp.Or(err, refused))
 }
 
 // ask does everything on the network.

@@ -180,11 +180,8 @@ func reload(ctx context.Context, flags *clientFlags, check, diff bool) error {
 	if err := c.document(ctx, http.MethodPost, control.PathReload, query, &r); err != nil {
 		return err
 	}
-	err = printDoc(flags.json, &r, func(w io.Writer, r *control.Reload) { printReload(w, r, check, diff) })
-	if err == nil && r.Refused {
-		err = silentError{errors.New("a change takes a restart")}
-	}
-	return err
+	print := func(w io.Writer, r *control.Reload) { printReload(w, r, check, diff) }
+	return told(flags.json, &r, print, errorIf(r.Refused, errors.New("a change takes a restart")))
 }
 
 func printReload(w io.Writer, r *control.Reload, check, diff bool) {

@@ -62,14 +62,29 @@ func printDoc[T any](asJSON bool, doc *T, print func(io.Writer, *T)) error {
 	return nil
 }
 
+// told prints a document. If failure says that what the command was for has failed, told returns it as an
+// error that the document reports.
+func told[T any](asJSON bool, doc *T, print func(io.Writer, *T), failure error) error {
+	if err := printDoc(asJSON, doc, print); err != nil || failure == nil {
+		return err
+	}
+	return silentError{failure}
+}
+
 // show asks for one document and prints it, as JSON or by print.
 func show[T any](ctx context.Context, flags *clientFlags, path string, query url.Values,
 	print func(io.Writer, *T)) error {
+	return judge(ctx, flags, path, query, print, func(*T) error { return nil })
+}
+
+// judge is show for a document that sets the exit status, which verdict returns.
+func judge[T any](ctx context.Context, flags *clientFlags, path string, query url.Values, print func(io.Writer, *T),
+	verdict func(*T) error) error {
 	doc, err := fetch[T](ctx, flags, path, query)
 	if err != nil {
 		return err
 	}
-	return printDoc(flags.json, doc, print)
+	return errors.Join(printDoc(flags.json, doc, print), verdict(doc))
 }
 
 // showing returns the function that shows one document without a choice of what is in it.
@@ -203,11 +218,7 @@ func newExplain() *cobra.Command {
 			if err != nil {
 				return usageError{fmt.Errorf("%q is not an IP address", args[0])}
 			}
-			e, err := fetch[control.Explanation](cmd.Context(), &flags, control.PathExplain, url.Values{"ip": {ip.String()}})
-			if err != nil {
-				return err
-			}
-			return errors.Join(printDoc(flags.json, e, printExplanation), outcome(e))
+			return judge(cmd.Context(), &flags, control.PathExplain, url.Values{"ip": {ip.String()}}, printExplanation, outcome)
 		},
 	}
 	flags.bindJSON(cmd)

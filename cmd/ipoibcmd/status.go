@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/url"
@@ -49,12 +48,8 @@ func newStatus() *cobra.Command {
 
 // statusOf shows the status of this host's agent.
 func statusOf(ctx context.Context, flags *clientFlags, verbose bool) error {
-	s, err := fetch[control.Status](ctx, flags, control.PathStatus, nil)
-	if err != nil {
-		return err
-	}
-	err = printDoc(flags.json, s, func(w io.Writer, s *control.Status) { printStatus(w, s, verbose) })
-	return errors.Join(err, verdict(s))
+	print := func(w io.Writer, s *control.Status) { printStatus(w, s, verbose) }
+	return judge(ctx, flags, control.PathStatus, nil, print, verdict)
 }
 
 // statusOfPeer shows the status of another host's agent.
@@ -62,12 +57,9 @@ func statusOfPeer(ctx context.Context, flags *clientFlags, peer string, verbose 
 	if err := checkHost(peer); err != nil {
 		return err
 	}
-	s, err := fetch[control.PeerStatus](ctx, flags, control.PathPeerStatus, url.Values{"ip": {peer}})
-	if err != nil {
-		return err
-	}
-	err = printDoc(flags.json, s, func(w io.Writer, s *control.PeerStatus) { printPeerStatus(w, s, verbose) })
-	return errors.Join(err, verdict(&s.Status))
+	print := func(w io.Writer, s *control.PeerStatus) { printPeerStatus(w, s, verbose) }
+	return judge(ctx, flags, control.PathPeerStatus, url.Values{"ip": {peer}}, print,
+		func(s *control.PeerStatus) error { return verdict(&s.Status) })
 }
 
 // verdict returns the error that sets the exit status for s.
