@@ -226,7 +226,7 @@ func reportDoctor(ctx context.Context, file string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return json.MarshalIndent(doctor.Examine(gather(ctx, c, s)), "", "  ")
+	return json.MarshalIndent(doctor.Examine(gather(ctx, s)), "", "  ")
 }
 
 // reportEventsOf reads the past events. The stream does not end after them, so it takes what arrives within

@@ -211,13 +211,13 @@ func (*pkeyValue) Type() string { return "P_Key" }
 
 // configure merges defaults, file and flags, and checks the result. A flag that was given wins over the
 // file. Without an underlay, the network device of an ibverbs device is the underlay.
-func configure(cmd *cobra.Command, flags *Config, file string) (Config, error) {
+func configure(cmd *cobra.Command, flags *Config, file string) (settings, error) {
 	c := defaults()
 	var lines map[string]int
 	if file != "" {
 		var err error
 		if lines, err = c.load(file); err != nil {
-			return c, err
+			return settings{}, err
 		}
 	}
 	over := overridden{file: c, path: file, lines: lines}
@@ -232,7 +232,7 @@ func configure(cmd *cobra.Command, flags *Config, file string) (Config, error) {
 	if c.Underlay == "" && c.Device != "" && c.Provider == ibVerbs {
 		c.Underlay = ibverbs.NetworkDevice(c.Device)
 	}
-	err := c.check()
+	s, err := c.settings()
 	var v *valueError
 	if errors.As(err, &v) && lines[v.key] > 0 && !slices.Contains(given, stem(v.key)) {
 		err = fmt.Errorf("%s: line %d: %w", file, lines[v.key], err)
@@ -240,7 +240,7 @@ func configure(cmd *cobra.Command, flags *Config, file string) (Config, error) {
 	if err == nil {
 		err = over.check(&c)
 	}
-	return c, err
+	return s, err
 }
 
 // take sets the settings keys, as the file names them, to those of from. Names of other things are no matter.
@@ -253,8 +253,9 @@ func (c *Config) take(from *Config, keys []string) {
 	}
 }
 
-// A settings is a checked Config in the types the product uses.
+// A settings is a checked Config, with values in the types the product uses.
 type settings struct {
+	Config
 	prefixes []netip.Prefix
 	gid      ib.GID
 	peers    []ib.GID

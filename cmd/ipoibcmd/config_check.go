@@ -46,12 +46,6 @@ func errorIf(wrong bool, err error) error {
 	return nil
 }
 
-// check returns an error that says what is wrong with c, with key, flag and remedy.
-func (c *Config) check() error {
-	_, err := c.settings()
-	return err
-}
-
 // checkGuards checks the settings that guard the metrics, but not the files' contents, which only the
 // daemon may be able to read.
 func (c *Config) checkGuards() error {
@@ -78,7 +72,9 @@ func (c *Config) infiniBand() bool {
 	return c.Underlay == "" && c.Device != "" && c.Provider == ibVerbs
 }
 
+// settings checks c. Its error says what is wrong with c, with key, flag and remedy.
 func (c *Config) settings() (s settings, err error) {
+	s.Config = *c
 	for _, step := range []func(*settings) error{c.checkUnderlay, c.checkInterface, c.checkPackets, c.parseAddresses,
 		c.parsePeers, c.parseHosts, c.checkMetrics, c.checkLimits, c.parseUser, c.parseLog, c.parseIdle} {
 		if err := step(&s); err != nil {

@@ -39,15 +39,11 @@ func newDoctor() *cobra.Command {
 			if peer != "" {
 				return doctorPeer(cmd, &flags, peer, asJSON)
 			}
-			c, err := configure(cmd, &flags, file)
+			s, err := configure(cmd, &flags, file)
 			if err != nil {
 				return usageError{err}
 			}
-			s, err := c.settings()
-			if err != nil {
-				return usageError{err}
-			}
-			return printExam(doctor.Examine(gather(cmd.Context(), c, s)), "run would work", "run would not work", asJSON)
+			return printExam(doctor.Examine(gather(cmd.Context(), s)), "run would work", "run would not work", asJSON)
 		},
 	}
 	flags.bind(cmd.Flags())

@@ -35,23 +35,23 @@ const (
 )
 
 // gather looks at the host. It must leave nothing behind.
-func gather(ctx context.Context, c Config, s settings) doctor.Facts {
+func gather(ctx context.Context, s settings) doctor.Facts {
 	f := doctor.Facts{
-		Name: c.Name, Underlay: c.Underlay, Provider: c.Provider, UDMTU: int(c.UDMTU), GID: s.gid, CMTransport: c.CMTransport,
-		NoGSO: !c.Offload.GSO, NoGRO: !c.Offload.GRO, Prefixes: s.prefixes, ControlPath: c.controlPath(),
+		Name: s.Name, Underlay: s.Underlay, Provider: s.Provider, UDMTU: int(s.UDMTU), GID: s.gid, CMTransport: s.CMTransport,
+		NoGSO: !s.Offload.GSO, NoGRO: !s.Offload.GRO, Prefixes: s.prefixes, ControlPath: s.controlPath(),
 	}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		f.Kernel = unix.ByteSliceToString(u.Release[:])
 	}
-	if c.infiniBand() {
-		f.InfiniBand = infiniBandFacts(c.Device, c.Port, ib.PKey(c.PKey))
+	if s.infiniBand() {
+		f.InfiniBand = infiniBandFacts(s.Device, s.Port, ib.PKey(s.PKey))
 	}
 	f.NetAdmin = netAdmin()
 	f.Control, f.ControlErr = controlState(f.ControlPath)
-	openFacts(ctx, &f, c, s)
+	openFacts(ctx, &f, s)
 	deviceFacts(&f) // after openFacts, which waits for addresses that are tentative
-	rehearse(&f, c.Netns)
+	rehearse(&f, s.Netns)
 	gso, gro := softroce.TestOffloads()
 	f.Loopback = !errors.Is(gso, softroce.ErrLoopback) && !errors.Is(gro, softroce.ErrLoopback)
 	f.GSOErr, f.GROErr = offloadText(gso), offloadText(gro)
@@ -66,8 +66,8 @@ func gather(ctx context.Context, c Config, s settings) doctor.Facts {
 	f.Managers, f.Files = managers(), managerFiles()
 	rehearseDemo(&f)
 	localGuard(&f)
-	firewall(ctx, &f, c)
-	memberFacts(ctx, &f, c, s)
+	firewall(ctx, &f, s.User)
+	memberFacts(ctx, &f, s)
 	return f
 }
 
@@ -91,13 +91,13 @@ func moduleUsers(dir, name string) (users []string) {
 }
 
 // firewall reads the rules of the host's firewall, which nft prints. It also notes as which user run would
-// open its sockets: rules may depend on that.
-func firewall(ctx context.Context, f *doctor.Facts, c Config) {
-	name, uid := c.User, os.Geteuid()
+// open its sockets: rules may depend on that. runUser is the one that run would go on as, if any.
+func firewall(ctx context.Context, f *doctor.Facts, runUser string) {
+	name, uid := runUser, os.Geteuid()
 	if u, err := user.LookupId(strconv.Itoa(uid)); err == nil && name == "" {
 		name = u.Username
 	}
-	if f.User = []any{name, float64(uid)}; c.User != "" { // sockets are opened before the user changes
+	if f.User = []any{name, float64(uid)}; runUser != "" { // sockets are opened before the user changes
 		f.User = []any{"root", 0.0}
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
@@ -183,9 +183,9 @@ func deviceFacts(f *doctor.Facts) {
 }
 
 // openFacts opens the provider as run does, and closes it again.
-func openFacts(ctx context.Context, f *doctor.Facts, c Config, s settings) {
+func openFacts(ctx context.Context, f *doctor.Facts, s settings) {
 	f.Opened = true
-	p, _, err := openProvider(ctx, c, s, 1, new(predecessor), slog.New(slog.DiscardHandler))
+	p, _, err := openProvider(ctx, s, 1, new(predecessor), slog.New(slog.DiscardHandler))
 	if err != nil {
 		f.OpenErr = err.Error()
 		if f.PortTaken = errors.Is(err, unix.EADDRINUSE); f.PortTaken {

@@ -175,21 +175,21 @@ func (c *Config) source(l linkSpec) (membership.Source, error) {
 
 // members returns how the agent finds the hosts of the link; nil for the static list. end closes what
 // members has opened.
-func (c *Config) members(l linkSpec, log *slog.Logger) (m *agent.Members, end func(), err error) {
+func (s *settings) members(log *slog.Logger) (m *agent.Members, end func(), err error) {
 	end = func() {}
-	src, err := c.source(l)
+	src, err := s.source(s.link)
 	if src == nil || err != nil {
 		return nil, end, err
 	}
-	m = &agent.Members{Link: c.Link, Source: src, Grace: l.lease / 2}
-	if l.kind == fromEtcd {
-		m.ID = l.id
+	m = &agent.Members{Link: s.Link, Source: src, Grace: s.link.lease / 2}
+	if s.link.kind == fromEtcd {
+		m.ID = s.link.id
 	}
-	if c.StateDir == "" {
+	if s.StateDir == "" {
 		m.Note = "the list is not kept on disk: state_dir is empty"
 		return m, end, nil
 	}
-	store, err := source.OpenStore(c.StateDir, c.Name, c.Link+" "+src.Name())
+	store, err := source.OpenStore(s.StateDir, s.Name, s.Link+" "+src.Name())
 	if err != nil {
 		// Only a start while the source does not answer needs the list on disk. Without the list such a
 		// start may be slow, but it works.
@@ -226,14 +226,14 @@ func (c *Config) memberFiles(l linkSpec) (dirs []string, ports []uint16) {
 const askWithin = 5 * time.Second
 
 // memberFacts asks the source of members once, and does not publish this host there.
-func memberFacts(ctx context.Context, f *doctor.Facts, c Config, s settings) {
+func memberFacts(ctx context.Context, f *doctor.Facts, s settings) {
 	l := s.link
 	l.id = ""
-	src, err := c.source(l)
+	src, err := s.source(l)
 	if src == nil && err == nil {
 		return
 	}
-	f.Members, f.MembersErr = c.Membership, "no answer in time"
+	f.Members, f.MembersErr = s.Membership, "no answer in time"
 	if err != nil {
 		f.MembersErr = err.Error()
 		return

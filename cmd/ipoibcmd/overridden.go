@@ -60,7 +60,7 @@ func wrong(c, file *Config, keys ...string) (key string, err error) {
 	mixed := *c
 	mixed.take(file, keys)
 	var v *valueError
-	if err = mixed.check(); errors.As(err, &v) {
+	if _, err = mixed.settings(); errors.As(err, &v) {
 		key = v.key
 	}
 	return key, err

@@ -101,34 +101,31 @@ func settingText(v reflect.Value) string {
 	return fmt.Sprint(v.Interface())
 }
 
-// live returns the settings that can change while the agent runs, as the agent has them. s are those of c.
-func (c *Config) live(s settings) agent.Live {
-	return agent.Live{Prefixes: s.prefixes, Mode: s.mode, ReceiveMTU: c.ReceiveMTU, Idle: s.machineIdle(), Peers: s.peers,
-		Allow: s.allow, PeerAllow: s.ask, PeerTrust: s.trust, ARPAlways: c.ARPAccept == arpAlways,
-		MaxConns: c.Limits.Connections, MaxNeighbours: c.Limits.Neighbours,
-		TrafficClass: uint8(c.Class.fixed()), InheritClass: c.Class.inherits(),
-		Offloads: map[string]bool{"gso": c.Offload.GSO, "gro": c.Offload.GRO,
-			"connected": c.Offload.Connected,
-			"tso":       c.Offload.TSO, "uso": c.Offload.USO}}
+// live returns the settings that can change while the agent runs, as the agent has them.
+func (s *settings) live() agent.Live {
+	return agent.Live{Prefixes: s.prefixes, Mode: s.mode, ReceiveMTU: s.ReceiveMTU, Idle: s.machineIdle(), Peers: s.peers,
+		Allow: s.allow, PeerAllow: s.ask, PeerTrust: s.trust, ARPAlways: s.ARPAccept == arpAlways,
+		MaxConns: s.Limits.Connections, MaxNeighbours: s.Limits.Neighbours,
+		TrafficClass: uint8(s.Class.fixed()), InheritClass: s.Class.inherits(),
+		Offloads: map[string]bool{"gso": s.Offload.GSO, "gro": s.Offload.GRO,
+			"connected": s.Offload.Connected,
+			"tso":       s.Offload.TSO, "uso": s.Offload.USO}}
 }
 
 // reloader returns the function that plans a reload. It reads the new configuration with read, and compares
 // it with the one in force: current, or the last one that a reload applied.
-func reloader(file string, current Config, level *slog.LevelVar,
-	read func() (Config, error)) func() (agent.Plan, error) {
+func reloader(file string, current settings, level *slog.LevelVar,
+	read func() (settings, error)) func() (agent.Plan, error) {
 	largest := current.ReceiveMTU
 	return func() (agent.Plan, error) {
 		next, err := read()
 		if err != nil {
 			return agent.Plan{}, err
 		}
-		s, err := next.settings()
-		if err != nil {
-			return agent.Plan{}, err
-		}
-		return agent.Plan{File: file, Changes: differences(&current, &next, largest), Live: next.live(s), Done: func() {
+		changes := differences(&current.Config, &next.Config, largest)
+		return agent.Plan{File: file, Changes: changes, Live: next.live(), Done: func() {
 			current = next
-			level.Set(s.level)
+			level.Set(next.level)
 		}}, nil
 	}
 }
