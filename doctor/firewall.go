@@ -140,6 +140,9 @@ const (
 	returns
 )
 
+// endsByKind are the ends of statements that lead to no other chain.
+var endsByKind = map[string]end{"accept": accepts, "queue": accepts, "drop": drops, "reject": drops, "return": returns}
+
 func (w *walk) chain(c *nftChain, depth int) end {
 	if c == nil || depth > maxChains {
 		return goesOn
@@ -211,13 +214,8 @@ func (w *walk) take(e end, sure truth, c *nftChain, r *nftRule) end {
 }
 
 func (w *walk) verdict(c *nftChain, kind string, raw json.RawMessage, depth int) end {
-	switch kind {
-	case "accept", "queue":
-		return accepts
-	case "drop", "reject":
-		return drops
-	case "return":
-		return returns
+	if e, ok := endsByKind[kind]; ok {
+		return e
 	}
 	var to struct{ Target string }
 	if json.Unmarshal(raw, &to) != nil {

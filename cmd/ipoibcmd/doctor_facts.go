@@ -56,9 +56,7 @@ func gather(ctx context.Context, s settings) doctor.Facts {
 	f.Loopback = !errors.Is(gso, softroce.ErrLoopback) && !errors.Is(gro, softroce.ErrLoopback)
 	f.GSOErr, f.GROErr = offloadText(gso), offloadText(gro)
 	all, _ := hostnet.Devices() // without them, network devices of RDMA devices are unknown
-	for _, r := range rdmaDevices(all) {
-		f.RDMA = append(f.RDMA, doctor.RDMA{Name: r.Name, NetDevs: r.NetDevs, Nodes: r.Nodes, Missing: r.Missing})
-	}
+	f.RDMA = rdmaDevices(all)
 	f.IBCM = doctor.No
 	if _, err := os.Stat("/sys/module/ib_cm"); err == nil {
 		f.IBCM, f.IBCMUsers = doctor.Yes, moduleUsers("/sys/module", "ib_cm")
