@@ -38,7 +38,7 @@ func openProvider(ctx context.Context, s settings, threads int, before *predeces
 		return nil, nil, err
 	}
 	port := dev.Port()
-	plan, err := s.checkUD(s.gid)(port)
+	plan, err := s.checkUD(port)
 	if err == nil {
 		err = s.needIPv6(plan)
 	}
@@ -46,7 +46,7 @@ func openProvider(ctx context.Context, s settings, threads int, before *predeces
 		return nil, nil, errors.Join(err, dev.Close())
 	}
 	var notes []string
-	if gid := gidOn(port, s.gid); s.gid.IsZero() && gid.Is4() {
+	if gid := s.gidOn(port); s.gid.IsZero() && gid.Is4() {
 		notes = append(notes, "no IPv6 address on the underlay: its IPv4 address "+gid.Addr().String()+" is the GID")
 	}
 	return dev, notes, nil
@@ -115,26 +115,23 @@ func whyNoQP1(p verbs.Provider) error {
 }
 
 // gidOn returns the GID that is used on a port: the configured one, else the port's first.
-func gidOn(port verbs.Port, configured ib.GID) ib.GID {
-	if configured.IsZero() && len(port.GIDs) > 0 {
+func (s *settings) gidOn(port verbs.Port) ib.GID {
+	if s.gid.IsZero() && len(port.GIDs) > 0 {
 		return port.GIDs[0]
 	}
-	return configured
+	return s.gid
 }
 
-// checkUD returns the function that plans the UD MTU on a port. That function returns an error if the port
-// does not carry the configured UD MTU.
-func (c *Config) checkUD(gid ib.GID) func(verbs.Port) (mtu.UDPlan, error) {
-	return func(port verbs.Port) (mtu.UDPlan, error) {
-		if port.InfiniBand { // the broadcast group has the UD MTU
-			return mtu.UDPlan{MTU: int(c.UDMTU), IPv6: c.UDMTU.most() >= mtu.MinIPv6}, nil
-		}
-		link := mtu.Link{Underlay: port.UnderMTU, IPv4: gidOn(port, gid).Is4()}
-		if c.Provider == ibVerbs {
-			link.Path = port.MTU // the kernel sends no datagram above it
-		}
-		return mtu.PlanUD(int(c.UDMTU), link)
+// checkUD plans the UD MTU on a port. It returns an error if the port does not carry the configured UD MTU.
+func (s *settings) checkUD(port verbs.Port) (mtu.UDPlan, error) {
+	if port.InfiniBand { // the broadcast group has the UD MTU
+		return mtu.UDPlan{MTU: int(s.UDMTU), IPv6: s.UDMTU.most() >= mtu.MinIPv6}, nil
 	}
+	link := mtu.Link{Underlay: port.UnderMTU, IPv4: s.gidOn(port).Is4()}
+	if s.Provider == ibVerbs {
+		link.Path = port.MTU // the kernel sends no datagram above it
+	}
+	return mtu.PlanUD(int(s.UDMTU), link)
 }
 
 // needIPv6 returns an error if an IPv6 address is configured on a link without IPv6.

@@ -137,7 +137,7 @@ func serve(ctx context.Context, s settings, r reloading, queue *logqueue.Queue) 
 	if err != nil {
 		return err
 	}
-	plan, _ := s.checkUD(s.gid)(provider.Port())
+	plan, _ := s.checkUD(provider.Port())
 	for _, n := range slices.Concat(notes, plan.Notes) {
 		log.Info("underlay", "note", n)
 	}
@@ -161,7 +161,7 @@ func serve(ctx context.Context, s settings, r reloading, queue *logqueue.Queue) 
 		FewerThreads: s.Threads == 0,
 		OwnTUNThread: !s.Offload.OneThread, NoChecksum: !s.Offload.Checksum, NoSegments: !s.Offload.TSO,
 		NoDatagrams: !s.Offload.USO,
-		Build:       stamp().String(), Notes: notes, Check: s.checkUD(s.gid), NoQP1: whyNoQP1(provider),
+		Build:       stamp().String(), Notes: notes, Check: s.checkUD, NoQP1: whyNoQP1(provider),
 		Log: log, LogCounts: func() (lost, leftOut uint64) { n := queue.Counts(); return n.Lost, n.LeftOut },
 		CreateBroadcast: s.MakeLink, Shared: s.sharesPort(r.together.links(s)),
 		Confine: s.confine(r.file), Store: store, Predecessor: before.Predecessor,
