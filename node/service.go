@@ -218,6 +218,9 @@ func (s *Service) inTurn(ctx context.Context, start func() error) error {
 
 // add attaches a pod. With an error it leaves nothing behind, unless detaching failed too.
 func (s *Service) add(ctx context.Context, a Attachment) error {
+	if a.ContainerID == "" || a.IfName == "" || a.Netns == "" || a.Master == "" {
+		return errors.New("the request lacks container, interface, namespace or master")
+	}
 	p := &pod{record: record{Attachment: a}}
 	if err := p.identify(); err != nil {
 		return err
