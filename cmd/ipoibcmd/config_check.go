@@ -244,19 +244,18 @@ func (c *Config) checkLimits(*settings) error {
 }
 
 func (c *Config) parseUser(s *settings) (err error) {
-	if c.User != "" && c.Provider == ibVerbs {
+	if c.User == "" {
+		return nil
+	}
+	if c.Provider == ibVerbs {
 		// uverbs takes writes only with the credentials that opened the file (include/rdma/ib.h,
 		// ib_safe_file_access), and rdma_rxe learns by a write that there is something to send.
 		return bad("user",
 			"user: provider ibverbs cannot go on as another user: the kernel takes no requests after that; start the "+
 				"program as that user, with CAP_NET_ADMIN")
 	}
-	if c.User != "" {
-		if s.user, err = sandbox.LookUp(c.User); err != nil {
-			return bad("user", "%v", err)
-		}
-	}
-	return nil
+	s.user, err = sandbox.LookUp(c.User)
+	return refuse(err != nil, "user", "%v", err)
 }
 
 func (c *Config) parseLog(s *settings) error {

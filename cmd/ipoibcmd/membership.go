@@ -62,17 +62,17 @@ const (
 
 // parseMembership reads the settings about members.
 func (c *Config) parseMembership() (l linkSpec, err error) {
-	if c.Link != "" && !membership.ValidID(c.Link) {
-		return l, bad("link", "link %q: want letters, digits and . _ - :", c.Link)
-	}
-	if l.id = c.MemberID; l.id == "" {
-		l.id, _ = os.Hostname()
-	} else if !membership.ValidID(l.id) {
-		return l, bad("member_id", "member_id %q: want letters, digits and . _ - :", l.id)
-	}
+	host, _ := os.Hostname()
+	l.id = cmp.Or(c.MemberID, host)
 	scheme, rest, ok := strings.Cut(c.Membership, "://")
-	if ok && rest == "" {
-		return l, bad("membership", "membership %q: nothing follows ://", c.Membership)
+	if err := cmp.Or(
+		refuse(c.Link != "" && !membership.ValidID(c.Link), "link",
+			"link %q: want letters, digits and . _ - :", c.Link),
+		refuse(c.MemberID != "" && !membership.ValidID(c.MemberID), "member_id",
+			"member_id %q: want letters, digits and . _ - :", c.MemberID),
+		refuse(ok && rest == "", "membership", "membership %q: nothing follows ://", c.Membership),
+	); err != nil {
+		return l, err
 	}
 	switch {
 	case c.Membership == "" || c.Membership == fromStatic:
