@@ -40,14 +40,13 @@ func ParsePage(get func(string) string) (p Page, err error) {
 	return p, nil
 }
 
+func lastWord(s string) string { return s[strings.LastIndexByte(s, ' ')+1:] }
+
 // has reports whether one of texts names the peer: an address, or a link-layer address,
 // whose last word is the GID.
 func (p Page) has(texts ...string) bool {
 	for _, s := range texts {
-		if i := strings.LastIndexByte(s, ' '); i >= 0 {
-			s = s[i+1:]
-		}
-		if a, err := netip.ParseAddr(s); err == nil && a.Unmap() == p.Peer {
+		if a, err := netip.ParseAddr(lastWord(s)); err == nil && a.Unmap() == p.Peer {
 			return true
 		}
 	}
@@ -89,7 +88,7 @@ func (s *Status) Select(p Page) {
 // Select reduces c to the connections of a page. Their key is the GID of their peer.
 func (c *Conns) Select(p Page) {
 	c.Conns, c.Next = choose(p, c.Conns, func(e *Conn) string {
-		return e.Peer[strings.LastIndexByte(e.Peer, ' ')+1:]
+		return lastWord(e.Peer)
 	}, func(e *Conn) bool { return p.has(e.Peer) })
 }
 

@@ -6,6 +6,7 @@
 package doctor
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -45,10 +46,16 @@ const (
 // Examine returns one check for each name.
 func Examine(f Facts) control.Doctor {
 	e := &exam{f: &f, out: control.Doctor{Version: control.Version, OK: true}}
-	for _, look := range []func(){e.kernel, e.tun, e.capabilities, e.settings, e.control, e.underlay, e.address,
-		e.gid, e.mtu, e.port,
-		e.provider, e.buffers, e.gso, e.gro, e.link, e.rdma, e.cm, e.managers, e.firewall, e.localUsers, e.members, e.demo} {
-		look()
+	for _, c := range []struct {
+		name string
+		look func() control.Check
+	}{
+		{Kernel, e.kernel}, {TUN, e.tun}, {Capabilities, e.capabilities}, {Settings, e.settings}, {Control, e.control},
+		{Underlay, e.underlay}, {Address, e.address}, {GID, e.gid}, {MTU, e.mtu}, {Port, e.port}, {Provider, e.provider},
+		{Buffers, e.buffers}, {GSO, e.gso}, {GRO, e.gro}, {Link, e.link}, {RDMADevices, e.rdma}, {CM, e.cm},
+		{Managers, e.managers}, {Firewall, e.firewall}, {LocalUsers, e.localUsers}, {MemberList, e.members}, {Demo, e.demo},
+	} {
+		e.add(c.name, c.look())
 	}
 	return e.out
 }
@@ -60,26 +67,26 @@ type exam struct {
 	usable []ib.GID // GIDs of the underlay, in order of preference
 }
 
-func (e *exam) add(name, status, remedy, format string, args ...any) {
-	e.out.OK = e.out.OK && status != control.CheckFail
-	e.out.Checks = append(e.out.Checks, control.Check{Name: name, Status: status,
-		Detail: fmt.Sprintf(format, args...), Remedy: remedy})
+func (e *exam) add(name string, c control.Check) {
+	c.Name = name
+	e.out.OK = e.out.OK && c.Status != control.CheckFail
+	e.out.Checks = append(e.out.Checks, c)
 }
 
-func (e *exam) ok(name, format string, args ...any) {
-	e.add(name, control.CheckOK, "", format, args...)
+func okay(format string, args ...any) control.Check {
+	return control.Check{Status: control.CheckOK, Detail: fmt.Sprintf(format, args...)}
 }
 
-func (e *exam) skip(name, format string, args ...any) {
-	e.add(name, control.CheckSkipped, "", format, args...)
+func skip(format string, args ...any) control.Check {
+	return control.Check{Status: control.CheckSkipped, Detail: fmt.Sprintf(format, args...)}
 }
 
-func (e *exam) warn(name, remedy, format string, args ...any) {
-	e.add(name, control.CheckWarn, remedy, format, args...)
+func warn(remedy, format string, args ...any) control.Check {
+	return control.Check{Status: control.CheckWarn, Detail: fmt.Sprintf(format, args...), Remedy: remedy}
 }
 
-func (e *exam) fail(name, remedy, format string, args ...any) {
-	e.add(name, control.CheckFail, remedy, format, args...)
+func fail(remedy, format string, args ...any) control.Check {
+	return control.Check{Status: control.CheckFail, Detail: fmt.Sprintf(format, args...), Remedy: remedy}
 }
 
 // failed reports whether one of these checks fails.
@@ -89,59 +96,56 @@ func (e *exam) failed(names ...string) bool {
 	})
 }
 
-func (e *exam) tun() {
+func (e *exam) tun() control.Check {
 	f := e.f
 	switch f.TUN {
 	case TUNOK:
-		e.ok(TUN, "/dev/net/tun makes interface %s", f.Name)
+		return okay("/dev/net/tun makes interface %s", f.Name)
 	case TUNNoNode:
-		e.fail(TUN, "modprobe tun; in a container, give it the device /dev/net/tun", "there is no /dev/net/tun: %s", f.TUNErr)
+		return fail("modprobe tun; in a container, give it the device /dev/net/tun", "there is no /dev/net/tun: %s", f.TUNErr)
 	case TUNDenied:
-		e.fail(TUN, "run as root, or with CAP_NET_ADMIN; in a container, allow the device /dev/net/tun",
+		return fail("run as root, or with CAP_NET_ADMIN; in a container, allow the device /dev/net/tun",
 			"the kernel refuses: %s", f.TUNErr)
 	case TUNBusy:
-		e.fail(TUN, "choose another --name, or stop what has it (ip link show "+f.Name+")",
+		return fail("choose another --name, or stop what has it (ip link show "+f.Name+")",
 			"there is an interface %s already", f.Name)
 	case TUNNoNamespace:
-		e.fail(TUN, "ip netns list shows those that have a name; entering one needs CAP_SYS_ADMIN", "%s", f.TUNErr)
-	default:
-		e.fail(TUN, "look at the kernel's log: dmesg", "%s", f.TUNErr)
+		return fail("ip netns list shows those that have a name; entering one needs CAP_SYS_ADMIN", "%s", f.TUNErr)
 	}
+	return fail("look at the kernel's log: dmesg", "%s", f.TUNErr)
 }
 
-func (e *exam) capabilities() {
+func (e *exam) capabilities() control.Check {
 	switch e.f.NetAdmin {
 	case Yes:
-		e.ok(Capabilities, "CAP_NET_ADMIN")
+		return okay("CAP_NET_ADMIN")
 	case No:
-		e.fail(Capabilities, "run as root, or give the service AmbientCapabilities=CAP_NET_ADMIN", "CAP_NET_ADMIN is missing")
-	default:
-		e.skip(Capabilities, "cannot be read")
+		return fail("run as root, or give the service AmbientCapabilities=CAP_NET_ADMIN", "CAP_NET_ADMIN is missing")
 	}
+	return skip("cannot be read")
 }
 
-func (e *exam) settings() {
+func (e *exam) settings() control.Check {
 	var twice netip.Prefix
 	if e.f.Device != nil {
 		twice, _ = overlap(e.f.Prefixes, e.f.Device.Addrs)
 	}
 	switch errs := e.f.SettingErrs; {
 	case e.f.TUN != TUNOK:
-		e.skip(Settings, "there is no interface to try them on")
+		return skip("there is no interface to try them on")
 	case len(errs) > 0:
-		e.fail(Settings, "for IPv6 addresses, net.ipv6.conf.all.disable_ipv6 must be 0",
+		return fail("for IPv6 addresses, net.ipv6.conf.all.disable_ipv6 must be 0",
 			"the kernel refuses settings of the interface: %s", strings.Join(errs, "; "))
 	case len(e.f.ReadOnly) > 0:
-		e.warn(Settings, "mount /proc/sys writable (systemd: ProtectKernelTunables=no), or have the interface "+
+		return warn("mount /proc/sys writable (systemd: ProtectKernelTunables=no), or have the interface "+
 			"inherit it: set net.ipv6.conf.default."+
 			strings.Join(e.f.ReadOnly, " and net.ipv6.conf.default.")+" in its network namespace before",
 			"/proc/sys is read-only: the interface would go without %s", strings.Join(e.f.ReadOnly, " and "))
 	case twice.IsValid():
-		e.warn(Settings, "another prefix for the interface",
+		return warn("another prefix for the interface",
 			"%s has an address in %v too: the kernel will have two routes to it", e.f.Underlay, twice)
-	default:
-		e.ok(Settings, "the interface takes its settings%s", list(" and ", e.f.Prefixes))
 	}
+	return okay("the interface takes its settings%s", list(" and ", e.f.Prefixes))
 }
 
 func list[T fmt.Stringer](lead string, vs []T) string {
@@ -156,78 +160,75 @@ func list[T fmt.Stringer](lead string, vs []T) string {
 }
 
 // members says whether the source of members answers. Starting does not wait for it.
-func (e *exam) members() {
-	switch f := e.f; {
+func (e *exam) members() control.Check {
+	f := e.f
+	switch {
 	case f.Members == "":
-		e.skip(MemberList, "the configuration has no source of members to ask")
+		return skip("the configuration has no source of members to ask")
 	case f.MembersErr != "":
-		e.warn(MemberList, "run starts without it, and goes by the list that it had before; docs/cluster.md says "+
+		return warn("run starts without it, and goes by the list that it had before; docs/cluster.md says "+
 			"what the source needs",
 			"%s: %s", f.Members, f.MembersErr)
-	default:
-		e.ok(MemberList, "%s names %d hosts", f.Members, f.MemberCount)
 	}
+	return okay("%s names %d hosts", f.Members, f.MemberCount)
 }
 
-func (e *exam) control() {
+func (e *exam) control() control.Check {
 	f := e.f
 	switch f.Control {
 	case ControlFree:
-		e.ok(Control, "%s can be made", f.ControlPath)
+		return okay("%s can be made", f.ControlPath)
 	case ControlServed:
-		e.fail(Control, "ipoibcmd status shows it; stop it, or choose another --name or --control",
+		return fail("ipoibcmd status shows it; stop it, or choose another --name or --control",
 			"an agent serves %s already", f.ControlPath)
-	default:
-		e.fail(Control, "choose another --control, or make its directory writable", "%s: %s", f.ControlPath, f.ControlErr)
 	}
+	return fail("choose another --control, or make its directory writable", "%s: %s", f.ControlPath, f.ControlErr)
 }
 
-func (e *exam) underlay() {
+func (e *exam) underlay() control.Check {
 	f := e.f
 	switch {
 	case f.InfiniBand != nil:
-		e.infiniBand(f.InfiniBand)
+		return infiniBand(f.InfiniBand)
 	case f.Device == nil:
-		e.fail(Underlay, "ipoibcmd devices lists what could serve", "%s: %s", f.Underlay, f.DeviceErr)
+		return fail("ipoibcmd devices lists what could serve", "%s: %s", f.Underlay, f.DeviceErr)
 	case !f.Device.Up:
-		e.fail(Underlay, "ip link set "+f.Underlay+" up", "%s is down", f.Underlay)
-	default:
-		e.ok(Underlay, "%s is up, driver %s, MTU %d", f.Underlay, orUnknown(f.Device.Driver), f.Device.MTU)
+		return fail("ip link set "+f.Underlay+" up", "%s is down", f.Underlay)
 	}
+	return okay("%s is up, driver %s, MTU %d", f.Underlay, cmp.Or(f.Device.Driver, "unknown"), f.Device.MTU)
 }
 
 // infiniBand looks at the port that stands for an underlay.
-func (e *exam) infiniBand(p *InfiniBandPort) {
+func infiniBand(p *InfiniBandPort) control.Check {
 	switch {
 	case p.State != "ACTIVE":
-		e.fail(Underlay, "is there a cable, and a subnet manager? ipoibcmd devices shows the port", "port %d of %s is %s",
-			p.Port, p.Device, orUnknown(p.State))
+		return fail("is there a cable, and a subnet manager? ipoibcmd devices shows the port", "port %d of %s is %s",
+			p.Port, p.Device, cmp.Or(p.State, "unknown"))
 	case p.SMLID == 0:
-		e.fail(Underlay, "have a subnet manager run, such as opensm", "port %d of %s has no subnet manager", p.Port, p.Device)
+		return fail("have a subnet manager run, such as opensm", "port %d of %s has no subnet manager", p.Port, p.Device)
 	case !slices.ContainsFunc(p.PKeys, func(k ib.PKey) bool { return (k^p.PKey)&^ib.PKeyFull == 0 }):
-		e.fail(Underlay, "have the subnet manager make the port a member (partitions.conf), or choose another pkey",
+		return fail("have the subnet manager make the port a member (partitions.conf), or choose another pkey",
 			"port %d of %s is in partitions %v, and not in %v", p.Port, p.Device, p.PKeys, p.PKey)
-	default:
-		e.ok(Underlay,
-			"port %d of %s is an active InfiniBand port, LID %d, subnet manager at LID %d, GID %v; never tried on an adapter",
-			p.Port, p.Device, p.LID, p.SMLID, p.GID)
 	}
+	return okay("port %d of %s is an active InfiniBand port, LID %d, subnet manager at LID %d, GID %v; never tried "+
+		"on an adapter", p.Port, p.Device, p.LID, p.SMLID, p.GID)
 }
 
-func orUnknown(s string) string {
-	if s == "" {
-		return "unknown"
+// gidInUse returns the GID that the configuration names, else the one that the underlay leads to; zero if
+// there is neither.
+func (e *exam) gidInUse() ib.GID {
+	if e.f.GID.IsZero() && len(e.usable) > 0 {
+		return e.usable[0]
 	}
-	return s
+	return e.f.GID
 }
 
 // address looks for addresses that can be GIDs: IPv6 before IPv4, link-local
 // before others.
-func (e *exam) address() {
+func (e *exam) address() control.Check {
 	f := e.f
 	if f.Device == nil {
-		e.skip(Address, "there is no underlay")
-		return
+		return skip("there is no underlay")
 	}
 	var v6, v4 []ib.GID
 	var not []string
@@ -255,48 +256,39 @@ func (e *exam) address() {
 	}
 	switch {
 	case len(e.usable) == 0 && !f.Device.Up:
-		e.skip(Address, "%s is down", f.Underlay)
+		return skip("%s is down", f.Underlay)
 	case len(e.usable) == 0:
-		e.fail(Address, "give "+f.Underlay+" an address: ip addr add 192.0.2.1/24 dev "+f.Underlay+
+		return fail("give "+f.Underlay+" an address: ip addr add 192.0.2.1/24 dev "+f.Underlay+
 			", or let it have its IPv6 link-local one",
 			"%s has no usable address%s", f.Underlay, why)
 	case f.Device.Up && len(v6) == 0 && len(not) > 0 && !f.opened():
-		e.warn(Address, "wait for duplicate address detection, or give one of two hosts another address",
+		return warn("wait for duplicate address detection, or give one of two hosts another address",
 			"only%s is usable%s", list(" ", e.usable), why)
-	default:
-		e.ok(Address, "%s has%s%s", f.Underlay, list(" ", e.usable), why)
 	}
+	return okay("%s has%s%s", f.Underlay, list(" ", e.usable), why)
 }
 
 // opened reports whether the provider was opened without an error, so that Open holds.
 func (f *Facts) opened() bool { return f.Opened && f.OpenErr == "" }
 
-func (e *exam) gid() {
+func (e *exam) gid() control.Check {
 	f := e.f
 	switch {
 	case len(e.usable) == 0:
-		e.skip(GID, "there is no usable address")
+		return skip("there is no usable address")
 	case f.GID.IsZero():
-		e.ok(GID, "%v, chosen by address", e.usable[0])
-	case slices.Contains(e.usable, f.GID):
-		e.ok(GID, "%v, as configured", f.GID)
-	case f.opened(): // a loopback device has more addresses than it lists
-		e.ok(GID, "%v, as configured", f.GID)
-	default:
-		e.fail(GID, "leave gid empty, or use one of"+list(" ", e.usable), "%v is not a usable address of %s",
-			f.GID, f.Underlay)
+		return okay("%v, chosen by address", e.usable[0])
+	case slices.Contains(e.usable, f.GID), f.opened(): // a loopback device has more addresses than it lists
+		return okay("%v, as configured", f.GID)
 	}
+	return fail("leave gid empty, or use one of"+list(" ", e.usable), "%v is not a usable address of %s",
+		f.GID, f.Underlay)
 }
 
-func (e *exam) mtu() {
-	f := e.f
-	if f.Device == nil || len(e.usable) == 0 && f.GID.IsZero() {
-		e.skip(MTU, "it depends on underlay and GID")
-		return
-	}
-	gid := f.GID
-	if gid.IsZero() {
-		gid = e.usable[0]
+func (e *exam) mtu() control.Check {
+	f, gid := e.f, e.gidInUse()
+	if f.Device == nil || gid.IsZero() {
+		return skip("it depends on underlay and GID")
 	}
 	plan, err := mtu.PlanUD(f.UDMTU, mtu.Link{Underlay: f.Device.MTU, IPv4: gid.Is4()})
 	path := mtu.PathMTU(f.Device.MTU)
@@ -304,9 +296,9 @@ func (e *exam) mtu() {
 	case err != nil:
 		remedy := fmt.Sprintf("ip link set %s mtu 9000, or --ud-mtu %d on every host of the link", f.Underlay,
 			mtu.LargestUD(f.Device.MTU, gid.Is4()))
-		e.fail(MTU, remedy, "%v", err)
+		return fail(remedy, "%v", err)
 	case path == 0:
-		e.fail(MTU, "ip link set "+f.Underlay+" mtu 1500", "an underlay MTU of %d is too small for any IB path MTU",
+		return fail("ip link set "+f.Underlay+" mtu 1500", "an underlay MTU of %d is too small for any IB path MTU",
 			f.Device.MTU)
 	case plan.Fragmented || !plan.IPv6:
 		remedy := "jumbo frames on the underlay (MTU 4200 or more)"
@@ -316,13 +308,12 @@ func (e *exam) mtu() {
 		if !plan.IPv6 {
 			remedy = "a UD MTU of 1280 or more"
 		}
-		e.warn(MTU, remedy, "UD MTU %d on an underlay of %d: %s", plan.MTU, f.Device.MTU, strings.Join(plan.Notes, "; "))
-	default:
-		e.ok(MTU, "UD MTU %d and IB path MTU %d fit the underlay's %d", plan.MTU, path.Octets(), f.Device.MTU)
+		return warn(remedy, "UD MTU %d on an underlay of %d: %s", plan.MTU, f.Device.MTU, strings.Join(plan.Notes, "; "))
 	}
+	return okay("UD MTU %d and IB path MTU %d fit the underlay's %d", plan.MTU, path.Octets(), f.Device.MTU)
 }
 
-func (e *exam) port() {
+func (e *exam) port() control.Check {
 	f := e.f
 	rdma := ""
 	if f.Device != nil {
@@ -334,18 +325,17 @@ func (e *exam) port() {
 		if strings.HasPrefix(rdma, "rxe") || rdma != "" && f.PortOwner == "" {
 			remedy = "rdma link delete " + rdma + ", or another underlay"
 		}
-		e.fail(Port, remedy, "UDP port 4791 is taken by %s", owner(f.PortOwner, rdma))
+		return fail(remedy, "UDP port 4791 is taken by %s", owner(f.PortOwner, rdma))
 	case f.InfiniBand != nil:
-		e.skip(Port, "an InfiniBand port needs no UDP")
+		return skip("an InfiniBand port needs no UDP")
 	case !f.opened():
-		e.skip(Port, "the provider could not be opened so far")
+		return skip("the provider could not be opened so far")
 	case f.Provider == "softroce" && rdma != "" && !strings.HasPrefix(rdma, "rxe"):
-		e.warn(Port, "--provider ibverbs, or another underlay",
+		return warn("--provider ibverbs, or another underlay",
 			"the adapter of %s does RoCE itself (%s): it may take packets to UDP port 4791 before the kernel sees "+
 				"them", f.Underlay, rdma)
-	default:
-		e.ok(Port, "UDP port 4791 is free on %s", f.Underlay)
 	}
+	return okay("UDP port 4791 is free on %s", f.Underlay)
 }
 
 func owner(who, rdma string) string {
@@ -359,21 +349,20 @@ func owner(who, rdma string) string {
 }
 
 // provider fails if opening the provider failed for a reason that no earlier check has.
-func (e *exam) provider() {
+func (e *exam) provider() control.Check {
 	f := e.f
 	switch {
 	case f.opened():
-		e.ok(Provider, "%s opens", f.Provider)
+		return okay("%s opens", f.Provider)
 	case e.failed(Underlay, Address, GID, MTU, Port):
-		e.skip(Provider, "%s cannot be opened for the reason above", f.Provider)
+		return skip("%s cannot be opened for the reason above", f.Provider)
 	case !f.Opened:
-		e.fail(Provider, "", "%s was not opened", f.Provider)
-	default:
-		e.fail(Provider, "", "%s", f.OpenErr)
+		return fail("", "%s was not opened", f.Provider)
 	}
+	return fail("", "%s", f.OpenErr)
 }
 
-func (e *exam) buffers() {
+func (e *exam) buffers() control.Check {
 	o := &e.f.Open
 	var little, sysctl []string
 	for _, b := range []struct {
@@ -387,50 +376,47 @@ func (e *exam) buffers() {
 	}
 	switch {
 	case !e.f.opened() || o.RecvAsked == 0:
-		e.skip(Buffers, "there are no sockets to ask")
+		return skip("there are no sockets to ask")
 	case len(little) > 0:
-		e.warn(Buffers, strings.Join(sysctl, "; "), "the kernel gives less than asked: %s", strings.Join(little, ", "))
-	default:
-		e.ok(Buffers, "sockets have %d octets to receive and %d to send", o.RecvGot, o.SendGot)
+		return warn(strings.Join(sysctl, "; "), "the kernel gives less than asked: %s", strings.Join(little, ", "))
 	}
+	return okay("sockets have %d octets to receive and %d to send", o.RecvGot, o.SendGot)
 }
 
-func (e *exam) gso() {
-	e.offload(GSO, "UDP_SEGMENT", "offload.gso", e.f.NoGSO, e.f.GSOErr)
+func (e *exam) gso() control.Check {
+	return e.offload("UDP_SEGMENT", "offload.gso", e.f.NoGSO, e.f.GSOErr)
 }
 
-func (e *exam) gro() { e.offload(GRO, "UDP_GRO", "offload.gro", e.f.NoGRO, e.f.GROErr) }
+func (e *exam) gro() control.Check { return e.offload("UDP_GRO", "offload.gro", e.f.NoGRO, e.f.GROErr) }
 
-func (e *exam) offload(name, option, key string, off bool, err string) {
+func (e *exam) offload(option, key string, off bool, err string) control.Check {
 	switch {
 	case e.f.Provider != "softroce":
-		e.skip(name, "%s does not use it", e.f.Provider)
+		return skip("%s does not use it", e.f.Provider)
 	case off:
-		e.ok(name, "switched off by %s", key)
+		return okay("switched off by %s", key)
 	case err != "":
-		e.warn(name, key+": false", "%s does not work, packets are handled one by one: %s", option, err)
+		return warn(key+": false", "%s does not work, packets are handled one by one: %s", option, err)
 	case !e.f.Loopback:
-		e.ok(name, "the kernel has %s (not tried with packets: the loopback device is down, or a firewall closes it)", option)
-	default:
-		e.ok(name, "%s works", option)
+		return okay("the kernel has %s (not tried with packets: the loopback device is down, or a firewall closes it)",
+			option)
 	}
+	return okay("%s works", option)
 }
 
 // link looks at the offloads that make an underlay fast. A kernel refuses UDP_SEGMENT on a device without
 // checksum offload.
-func (e *exam) link() {
+func (e *exam) link() control.Check {
 	d := e.f.Device
 	if d == nil {
-		e.skip(Link, "there is no underlay")
-		return
+		return skip("there is no underlay")
 	}
 	speed := "speed unknown"
 	if d.SpeedMbps > 0 {
 		speed = fmt.Sprintf("%d Mb/s", d.SpeedMbps)
 	}
 	if d.Features == nil {
-		e.skip(Link, "%s; its offloads cannot be read", speed)
-		return
+		return skip("%s; its offloads cannot be read", speed)
 	}
 	on := func(name string) string {
 		if slices.Contains(d.Features, name) {
@@ -440,41 +426,39 @@ func (e *exam) link() {
 	}
 	detail := fmt.Sprintf("%s, %s, %s", speed, on("tx-udp-segmentation"), on("rx-gro"))
 	if !slices.ContainsFunc(d.Features, func(s string) bool { return strings.HasPrefix(s, "tx-checksum-") }) {
-		e.warn(Link, "ethtool -K "+e.f.Underlay+" tx on, or offload.gso: false",
+		return warn("ethtool -K "+e.f.Underlay+" tx on, or offload.gso: false",
 			"%s, checksum offload off: the kernel refuses UDP_SEGMENT", detail)
-		return
 	}
-	e.ok(Link, "%s", detail)
+	return okay("%s", detail)
 }
 
-func (e *exam) rdma() {
+func (e *exam) rdma() control.Check {
 	f := e.f
 	var parts, missing []string
 	for _, r := range f.RDMA {
-		parts = append(parts, fmt.Sprintf("%s on %s (%s)", r.Name, orUnknown(strings.Join(r.NetDevs, ", ")),
-			orUnknown(strings.Join(r.Nodes, ", "))))
+		parts = append(parts, fmt.Sprintf("%s on %s (%s)", r.Name, cmp.Or(strings.Join(r.NetDevs, ", "), "unknown"),
+			cmp.Or(strings.Join(r.Nodes, ", "), "unknown")))
 		if slices.Contains(r.Missing, "uverbs") {
 			missing = append(missing, r.Name)
 		}
 	}
 	switch {
 	case len(f.RDMA) == 0 && f.Provider == "softroce":
-		e.ok(RDMADevices, "none, and softroce needs none")
+		return okay("none, and softroce needs none")
 	case len(f.RDMA) == 0:
-		e.fail(RDMADevices, "rdma link add rxe0 type rxe netdev "+f.Underlay+
+		return fail("rdma link add rxe0 type rxe netdev "+f.Underlay+
 			", or an adapter; or --provider softroce", "there is no RDMA device")
 	case f.Provider == "softroce":
-		e.ok(RDMADevices, "%s; softroce uses none", strings.Join(parts, ", "))
+		return okay("%s; softroce uses none", strings.Join(parts, ", "))
 	case len(missing) > 0:
-		e.fail(RDMADevices, "modprobe ib_uverbs; in a container, give it /dev/infiniband", "no uverbs node for %s",
+		return fail("modprobe ib_uverbs; in a container, give it /dev/infiniband", "no uverbs node for %s",
 			strings.Join(missing, ", "))
-	default:
-		e.ok(RDMADevices, "%s", strings.Join(parts, ", "))
 	}
+	return okay("%s", strings.Join(parts, ", "))
 }
 
 // cm says how CM messages will travel.
-func (e *exam) cm() {
+func (e *exam) cm() control.Check {
 	f := e.f
 	const taken = "QP 1 cannot be had: the kernel's ib_cm owns CM messages"
 	unload := "unload ib_cm and what uses it: modprobe -r " + strings.Join(append(slices.Clone(f.IBCMUsers), "ib_cm"), " ")
@@ -484,36 +468,30 @@ func (e *exam) cm() {
 	}
 	switch {
 	case !f.opened():
-		e.skip(CM, "the provider could not be opened")
+		return skip("the provider could not be opened")
 	case f.CMTransport == "inband":
-		e.ok(CM, "in-band, as configured: only ipoibcmd understands that")
+		return okay("in-band, as configured: only ipoibcmd understands that")
 	case f.Open.QP1 && f.CMTransport == "gsi":
-		e.ok(CM, "QP 1 only, as configured%s", loaded)
+		return okay("QP 1 only, as configured%s", loaded)
 	case f.Open.QP1:
-		e.ok(CM, "QP 1 is ours%s", loaded)
+		return okay("QP 1 is ours%s", loaded)
 	case f.CMTransport == "gsi":
-		e.fail(CM, "cm_transport auto, or "+unload, "%s", taken)
-	default:
-		e.warn(CM, "to meet other implementations, "+unload,
-			"%s; messages travel in-band, which only ipoibcmd understands", taken)
+		return fail("cm_transport auto, or "+unload, "%s", taken)
 	}
+	return warn("to meet other implementations, "+unload,
+		"%s; messages travel in-band, which only ipoibcmd understands", taken)
 }
 
 // firewall says whether rules of this host drop packets that come from peers or go to them.
-func (e *exam) firewall() {
+func (e *exam) firewall() control.Check {
 	f := e.f
 	switch {
 	case f.Rules == nil:
-		e.skip(Firewall, "the rules of this host cannot be read: %s", orUnknown(f.RulesErr))
-		return
+		return skip("the rules of this host cannot be read: %s", cmp.Or(f.RulesErr, "unknown"))
 	case f.Provider != "softroce":
-		e.skip(Firewall, "adapters pass by the rules of this host")
-		return
+		return skip("adapters pass by the rules of this host")
 	}
-	gid := f.GID
-	if gid.IsZero() && len(e.usable) > 0 {
-		gid = e.usable[0]
-	}
+	gid := e.gidInUse()
 	const remedy = "let UDP port 4791 pass on the underlay, to this host and from it: nft add rule inet filter " +
 		"input iifname %s udp dport 4791 accept, and the like for output"
 	worst, text := VerdictAccept, ""
@@ -525,46 +503,44 @@ func (e *exam) firewall() {
 	}
 	switch worst {
 	case VerdictDrop:
-		e.fail(Firewall, fmt.Sprintf(remedy, f.Underlay),
+		return fail(fmt.Sprintf(remedy, f.Underlay),
 			"the firewall of this host drops RoCEv2 (UDP port 4791) on %s", text)
 	case VerdictMaybe:
-		e.warn(Firewall, fmt.Sprintf(remedy, f.Underlay),
+		return warn(fmt.Sprintf(remedy, f.Underlay),
 			"the firewall of this host may drop RoCEv2 (UDP port 4791) on %s", text)
-	default:
-		e.ok(Firewall, "rules of this host let RoCEv2 (UDP port 4791) pass")
 	}
+	return okay("rules of this host let RoCEv2 (UDP port 4791) pass")
 }
 
 // localUsers says whether a user of this host can send RoCEv2 packets as the host.
-func (e *exam) localUsers() {
-	switch f := e.f; {
+func (e *exam) localUsers() control.Check {
+	f := e.f
+	switch {
 	case f.Provider != "softroce":
-		e.skip(LocalUsers, "%s does not receive by sockets", f.Provider)
+		return skip("%s does not receive by sockets", f.Provider)
 	case f.LocalGuard == Yes:
-		e.ok(LocalUsers, "the kernel lets no other user send to UDP port 4791")
+		return okay("the kernel lets no other user send to UDP port 4791")
 	case f.LocalGuard == No:
-		e.warn(LocalUsers, "where users of this host are not trusted: the nftables rule in docs/security.md",
+		return warn("where users of this host are not trusted: the nftables rule in docs/security.md",
 			"every user of this host can send packets to UDP port 4791 of peers, which take them for this host's")
-	default:
-		e.skip(LocalUsers, "%s", orUnknown(f.LocalErr))
 	}
+	return skip("%s", cmp.Or(f.LocalErr, "unknown"))
 }
 
 // demo says whether "ipoibcmd demo" would work too. run does not depend on it.
-func (e *exam) demo() {
+func (e *exam) demo() control.Check {
 	f := e.f
 	switch {
 	case f.TUN == TUNNoNode || f.TUN == TUNDenied:
-		e.skip(Demo, "demo needs /dev/net/tun too")
+		return skip("demo needs /dev/net/tun too")
 	case f.Demo == Unknown:
-		e.skip(Demo, "demo needs root: it makes network namespaces")
+		return skip("demo needs root: it makes network namespaces")
 	case f.Demo == No:
-		e.warn(Demo, "only demo needs it: root with CAP_SYS_ADMIN, a writable /run/netns and /proc/sys, and the "+
+		return warn("only demo needs it: root with CAP_SYS_ADMIN, a writable /run/netns and /proc/sys, and the "+
 			"kernel's veth (modprobe veth)",
 			"demo cannot make its network namespaces or the veth pair between them: %s", f.DemoErr)
-	default:
-		e.ok(Demo, "network namespaces and a veth pair between them can be made")
 	}
+	return okay("network namespaces and a veth pair between them can be made")
 }
 
 // overlap returns the first of our prefixes that contains an address of the underlay. Link-local addresses

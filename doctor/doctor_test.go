@@ -111,15 +111,15 @@ var examinations = []struct {
 	{"verbs without devices", func(f *Facts) { f.Provider = "ibverbs" }, RDMADevices, control.CheckFail, "type rxe"},
 	{"verbs without nodes", func(f *Facts) {
 		f.Provider, f.RDMA = "ibverbs",
-			[]RDMA{{Name: "rxe0", Missing: []string{"uverbs"}}}
+			[]control.RDMADevice{{Name: "rxe0", Missing: []string{"uverbs"}}}
 	}, RDMADevices, control.CheckFail, "ib_uverbs"},
 	{"verbs with nodes", func(f *Facts) {
-		f.Provider, f.RDMA = "ibverbs", []RDMA{{Name: "rxe0", NetDevs: []string{"eth0"},
+		f.Provider, f.RDMA = "ibverbs", []control.RDMADevice{{Name: "rxe0", NetDevs: []string{"eth0"},
 			Nodes: []string{"/dev/infiniband/uverbs0"}, Missing: []string{"issm"}}}
 	}, RDMADevices, control.CheckOK, "rxe0 on eth0 (/dev/infiniband/uverbs0)"},
 	{"verbs and buffers", func(f *Facts) {
 		f.Provider, f.Open.RecvAsked, f.RDMA = "ibverbs", 0,
-			[]RDMA{{Name: "rxe0"}}
+			[]control.RDMADevice{{Name: "rxe0"}}
 	}, Buffers, control.CheckSkipped, ""},
 	{"class 7 taken", func(f *Facts) { f.Open.QP1, f.IBCM = false, Yes }, CM, control.CheckWarn, "in-band"},
 	{"class 7 taken, and how to free it", func(f *Facts) {

@@ -3,6 +3,7 @@ package doctor
 import (
 	"net/netip"
 
+	"ipoibcm/control"
 	"ipoibcm/ib"
 )
 
@@ -75,7 +76,7 @@ type Facts struct {
 	RulesErr string
 	User     []any
 
-	RDMA []RDMA
+	RDMA []control.RDMADevice
 	IBCM Answer // the module ib_cm is loaded
 	// IBCMUsers are the modules that use ib_cm, in an order in which they can be unloaded.
 	IBCMUsers []string
@@ -144,13 +145,6 @@ type Open struct {
 	GIDs                                   []ib.GID // the first is the default
 	QP1                                    bool     // QP 1 can be had
 	RecvAsked, RecvGot, SendAsked, SendGot uint64   // octets of socket buffer; 0 if it has none
-}
-
-// An RDMA is one RDMA device.
-type RDMA struct {
-	Name           string
-	NetDevs        []string
-	Nodes, Missing []string // character devices
 }
 
 // A File is a configuration file of a manager.

@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"slices"
@@ -92,10 +93,7 @@ func (s *Ruleset) Verdict(p RoCEPacket) (v Verdict, why string) {
 		}
 	}
 	slices.SortFunc(base, func(a, b *nftChain) int {
-		if a.prio != b.prio {
-			return a.prio - b.prio
-		}
-		return strings.Compare(fmt.Sprint(a.key), fmt.Sprint(b.key))
+		return cmp.Or(a.prio-b.prio, strings.Compare(fmt.Sprint(a.key), fmt.Sprint(b.key)))
 	})
 	for _, c := range base { // each chain may drop what the others accept
 		w := &walk{set: s, p: p, budget: maxRules}
@@ -141,6 +139,9 @@ const (
 	drops
 	returns
 )
+
+// endsByKind are the ends of statements that lead to no other chain.
+var endsByKind = map[string]end{"accept": accepts, "queue": accepts, "drop": drops, "reject": drops, "return": returns}
 
 func (w *walk) chain(c *nftChain, depth int) end {
 	if c == nil || depth > maxChains {
@@ -213,13 +214,8 @@ func (w *walk) take(e end, sure truth, c *nftChain, r *nftRule) end {
 }
 
 func (w *walk) verdict(c *nftChain, kind string, raw json.RawMessage, depth int) end {
-	switch kind {
-	case "accept", "queue":
-		return accepts
-	case "drop", "reject":
-		return drops
-	case "return":
-		return returns
+	if e, ok := endsByKind[kind]; ok {
+		return e
 	}
 	var to struct{ Target string }
 	if json.Unmarshal(raw, &to) != nil {
@@ -325,24 +321,16 @@ func (w *walk) value(left json.RawMessage) (v any, known bool) {
 		}
 	case l.Meta != nil:
 		in := w.p.Hook == "input"
-		switch k := l.Meta.Key; {
-		case k == "skuid":
-			if in {
-				return nil, false
-			}
-			return w.p.User, len(w.p.User) > 0
-		case k == "l4proto":
+		switch k := l.Meta.Key; k {
+		case "skuid":
+			return w.p.User, !in && len(w.p.User) > 0
+		case "l4proto":
 			return "udp", true
-		case k == "nfproto":
+		case "nfproto":
 			return family, true
-		case k == "iifname" || k == "iif":
-			if !in {
-				return nil, true
-			}
-			return w.p.Device, true
-		case k == "oifname" || k == "oif":
-			if in {
-				return nil, true
+		case "iifname", "iif", "oifname", "oif":
+			if in != strings.HasPrefix(k, "i") {
+				return nil, true // the packet goes the other way
 			}
 			return w.p.Device, true
 		}

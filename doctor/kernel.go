@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"ipoibcm/control"
 )
 
 // A kernelVersion is the series of a kernel, such as 5.10.
@@ -18,10 +20,7 @@ func (v kernelVersion) before(w kernelVersion) bool {
 // parseKernel reads what uname calls a release: "5.10.0-35-amd64".
 func parseKernel(release string) (v kernelVersion, ok bool) {
 	major, rest, _ := strings.Cut(release, ".")
-	minor := rest
-	if end := strings.IndexFunc(rest, func(r rune) bool { return r < '0' || r > '9' }); end >= 0 {
-		minor = rest[:end]
-	}
+	minor := rest[:len(rest)-len(strings.TrimLeft(rest, "0123456789"))]
 	a, err := strconv.ParseUint(major, 10, 16)
 	b, err2 := strconv.ParseUint(minor, 10, 16)
 	return kernelVersion{int(a), int(b)}, err == nil && err2 == nil
@@ -46,15 +45,13 @@ var kernelCosts = []struct {
 }
 
 // kernel says what is lost on an old kernel.
-func (e *exam) kernel() {
+func (e *exam) kernel() control.Check {
 	v, ok := parseKernel(e.f.Kernel)
 	switch {
 	case !ok:
-		e.skip(Kernel, "its version cannot be read: %q", e.f.Kernel)
-		return
+		return skip("its version cannot be read: %q", e.f.Kernel)
 	case !v.before(leastKernel):
-		e.ok(Kernel, "Linux %s; %v is the oldest that is tested", e.f.Kernel, leastKernel)
-		return
+		return okay("Linux %s; %v is the oldest that is tested", e.f.Kernel, leastKernel)
 	}
 	var costs []string
 	for _, c := range kernelCosts {
@@ -66,6 +63,6 @@ func (e *exam) kernel() {
 	if len(costs) > 0 {
 		lacks = ": " + strings.Join(costs, "; ")
 	}
-	e.warn(Kernel, "Linux "+leastKernel.String()+" or newer",
+	return warn("Linux "+leastKernel.String()+" or newer",
 		"Linux %s is older than the oldest that is tested, %v%s", e.f.Kernel, leastKernel, lacks)
 }

@@ -4,6 +4,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"ipoibcm/control"
 )
 
 // Processes that configure network interfaces, as the kernel names them (it
@@ -17,7 +19,7 @@ const (
 var ManagerNames = []string{networkManager, networkd, "connmand", "dhcpcd", "wickedd"}
 
 // managers says whether another program would configure the interface too.
-func (e *exam) managers() {
+func (e *exam) managers() control.Check {
 	f := e.f
 	var busy, remedies []string
 	for _, m := range f.Managers {
@@ -41,13 +43,12 @@ func (e *exam) managers() {
 	}
 	switch {
 	case len(busy) > 0:
-		e.warn(Managers, strings.Join(remedies, "; "), "%s may change addresses and routes of %s",
+		return warn(strings.Join(remedies, "; "), "%s may change addresses and routes of %s",
 			strings.Join(busy, ", "), f.Name)
 	case len(f.Managers) > 0:
-		e.ok(Managers, "%s leave %s alone", strings.Join(f.Managers, ", "), f.Name)
-	default:
-		e.ok(Managers, "none runs")
+		return okay("%s leave %s alone", strings.Join(f.Managers, ", "), f.Name)
 	}
+	return okay("none runs")
 }
 
 // nmLeaves reports whether NetworkManager is told to leave an interface alone.
@@ -74,12 +75,7 @@ func nmLeaves(files []File, name string) bool {
 // networkdTakes returns the file by which systemd-networkd configures an interface, "" if networkd leaves
 // the interface alone. The first file that matches counts, in the order of names without their directory.
 func networkdTakes(files []File, name string) string {
-	var own []File
-	for _, f := range files {
-		if strings.HasSuffix(f.Path, ".network") {
-			own = append(own, f)
-		}
-	}
+	own := slices.DeleteFunc(slices.Clone(files), func(f File) bool { return !strings.HasSuffix(f.Path, ".network") })
 	slices.SortStableFunc(own, func(a, b File) int { return strings.Compare(path.Base(a.Path), path.Base(b.Path)) })
 	for _, f := range own {
 		matches, unmanaged, others := false, false, false

@@ -38,11 +38,11 @@ type PeerFacts struct {
 // ExaminePeer returns one check for each name.
 func ExaminePeer(f PeerFacts) control.Doctor {
 	e := &exam{out: control.Doctor{Version: control.Version, OK: true}}
-	e.peerNeighbour(&f)
-	e.peerPath(&f)
-	e.peerLarge(&f)
-	e.peerAgreement(&f)
-	e.peerConnection(&f)
+	e.add(PeerNeighbour, peerNeighbour(&f))
+	e.add(PeerPath, peerPath(&f))
+	e.add(PeerLarge, peerLarge(&f))
+	e.add(PeerAgreement, peerAgreement(&f))
+	e.add(PeerConnection, peerConnection(&f))
 	return e.out
 }
 
@@ -50,80 +50,78 @@ const openPort = "open UDP port 4791 in both directions on both hosts and betwee
 	"--peer reads this host's rules; run it there, too)"
 
 // peerNeighbour looks at ARP and ND, which travel over UD, with the Q_Key and the P_Key.
-func (e *exam) peerNeighbour(f *PeerFacts) {
+func peerNeighbour(f *PeerFacts) control.Check {
 	x := &f.Explained
 	keys := fmt.Sprintf("P_Key %s and Q_Key %s", f.Own.Interface.PKey, f.Own.Interface.QKey)
 	switch {
 	case x.Peer != "" && x.NextHop != "" && x.NextHop != f.IP:
-		e.ok(PeerNeighbour, "%s is reached by %s, which is at %s", f.IP, x.NextHop, x.Peer)
+		return okay("%s is reached by %s, which is at %s", f.IP, x.NextHop, x.Peer)
 	case x.Peer != "":
-		e.ok(PeerNeighbour, "%s is at %s", f.IP, x.Peer)
+		return okay("%s is at %s", f.IP, x.Peer)
 	case x.NextHop == "":
-		e.fail(PeerNeighbour, "ip route get "+f.IP+", and ipoibcmd explain "+f.IP, "packets to %s do not leave by %s",
+		return fail("ip route get "+f.IP+", and ipoibcmd explain "+f.IP, "packets to %s do not leave by %s",
 			f.IP, f.Own.Interface.Name)
 	case f.Small.Tried && f.Small.Err == "":
-		e.fail(PeerNeighbour, "compare pkey, qkey and addresses in status on both hosts; this one has "+keys,
+		return fail("compare pkey, qkey and addresses in status on both hosts; this one has "+keys,
 			"nobody answers ARP or ND for %s, and its agent answers over RC: P_Keys, Q_Keys or groups differ, or it "+
 				"has not that address", x.NextHop)
 	case len(f.Own.Peers) > 0:
-		e.fail(PeerNeighbour, "is the agent running there, with this address and "+keys+"? Else "+openPort,
+		return fail("is the agent running there, with this address and "+keys+"? Else "+openPort,
 			"nobody answers ARP or ND for %s; other hosts do", x.NextHop)
-	default:
-		e.fail(PeerNeighbour, openPort+"; is the agent running there, with "+keys+"?",
-			"nobody answers ARP or ND for %s, and no other host has been heard", x.NextHop)
 	}
+	return fail(openPort+"; is the agent running there, with "+keys+"?",
+		"nobody answers ARP or ND for %s, and no other host has been heard", x.NextHop)
 }
 
 // peerPath looks at CM messages and small packets of RC, there and back.
-func (e *exam) peerPath(f *PeerFacts) {
-	switch s := &f.Small; {
+func peerPath(f *PeerFacts) control.Check {
+	s := &f.Small
+	switch {
 	case !s.Tried:
-		e.skip(PeerPath, "it was not tried")
+		return skip("it was not tried")
 	case s.Err == "":
-		e.ok(PeerPath, "its agent answers over RC, in %.2f ms", s.MS)
+		return okay("its agent answers over RC, in %.2f ms", s.MS)
 	case f.Explained.Peer != "" && f.Explained.Class != "legacy" && s.Hint == "":
-		e.fail(PeerPath, openPort+"; is the agent still running there?",
+		return fail(openPort+"; is the agent still running there?",
 			"its address was heard, and its agent does not answer over RC: %s", s.Err)
 	case f.Explained.Peer != "":
-		e.warn(PeerPath, s.Hint, "its agent does not answer over RC: %s", s.Err)
-	default:
-		e.fail(PeerPath, openPort, "its agent does not answer over RC: %s", s.Err)
+		return warn(s.Hint, "its agent does not answer over RC: %s", s.Err)
 	}
+	return fail(openPort, "its agent does not answer over RC: %s", s.Err)
 }
 
 // peerLarge finds paths that small packets pass and large ones do not.
-func (e *exam) peerLarge(f *PeerFacts) {
-	switch l := &f.Large; {
+func peerLarge(f *PeerFacts) control.Check {
+	l := &f.Large
+	switch {
 	case f.Small.Err != "" || !l.Tried:
-		e.skip(PeerLarge, "small packets come first")
+		return skip("small packets come first")
 	case l.Err == "":
-		e.ok(PeerLarge, "packets of the path MTU, %d octets, pass in both directions", f.Own.Underlay.PathMTU)
-	default:
-		e.fail(PeerLarge, fmt.Sprintf("find the hop with the smaller MTU: ping -M do -s %d to the underlay "+
-			"address there; raise it, or set mtu on a route to that host (ip route replace)", f.Own.Underlay.MTU-48),
-			"small packets pass, those of the path MTU, %d octets, do not, in one direction at least: %s",
-			f.Own.Underlay.PathMTU, l.Err)
+		return okay("packets of the path MTU, %d octets, pass in both directions", f.Own.Underlay.PathMTU)
 	}
+	return fail(fmt.Sprintf("find the hop with the smaller MTU: ping -M do -s %d to the underlay "+
+		"address there; raise it, or set mtu on a route to that host (ip route replace)", f.Own.Underlay.MTU-48),
+		"small packets pass, those of the path MTU, %d octets, do not, in one direction at least: %s",
+		f.Own.Underlay.PathMTU, l.Err)
 }
 
 // peerAgreement compares what all hosts of a link must have alike.
-func (e *exam) peerAgreement(f *PeerFacts) {
+func peerAgreement(f *PeerFacts) control.Check {
 	own, its := &f.Own.Interface, &f.Theirs.Interface
 	switch {
 	case its.State == "":
-		e.skip(PeerAgreement, "its agent tells nothing of itself")
+		return skip("its agent tells nothing of itself")
 	case its.State != "up":
-		e.fail(PeerAgreement, "look at status there", "its interface is %s", its.State)
+		return fail("look at status there", "its interface is %s", its.State)
 	case its.UDMTU > expects(own):
-		e.warn(PeerAgreement, "give all hosts of the link the same ud_mtu",
+		return warn("give all hosts of the link the same ud_mtu",
 			"it sends datagrams of %d octets, we expect %d at most", its.UDMTU, expects(own))
 	case own.UDMTU > expects(its):
-		e.warn(PeerAgreement, "give all hosts of the link the same ud_mtu",
+		return warn("give all hosts of the link the same ud_mtu",
 			"we send datagrams of %d octets, it expects %d at most", own.UDMTU, expects(its))
-	default:
-		e.ok(PeerAgreement, "both are up, with UD MTU %d there and %d here; its mode is %s, ours %s", its.UDMTU,
-			own.UDMTU, its.Mode, own.Mode)
 	}
+	return okay("both are up, with UD MTU %d there and %d here; its mode is %s, ours %s", its.UDMTU,
+		own.UDMTU, its.Mode, own.Mode)
 }
 
 // expects returns the largest datagram that an interface expects.
@@ -133,21 +131,20 @@ func expects(i *control.Interface) int { return cmp.Or(i.UDAccept, i.UDMTU) }
 // worth a warning.
 const lossyAfter, lossyShare = 1000, 0.02
 
-func (e *exam) peerConnection(f *PeerFacts) {
+func peerConnection(f *PeerFacts) control.Check {
 	x := &f.Explained
 	switch c := f.Conn; {
 	case c != nil && c.Health != nil && c.Health.Packets >= lossyAfter &&
 		float64(c.Health.Retransmits) > lossyShare*float64(c.Health.Packets):
-		e.warn(PeerConnection, "look for drops on the way: ethtool -S and ip -s link on both hosts and the switches",
+		return warn("look for drops on the way: ethtool -S and ip -s link on both hosts and the switches",
 			"%s with MTU %d; %.1f %% of our packets were sent again", c.Mode, c.MTU,
 			100*float64(c.Health.Retransmits)/float64(c.Health.Packets))
 	case c != nil:
-		e.ok(PeerConnection, "%s with MTU %d", c.Mode, c.MTU)
+		return okay("%s with MTU %d", c.Mode, c.MTU)
 	case x.LastREJ != "":
-		e.warn(PeerConnection, "ipoibcmd explain "+f.IP, "there is none; the peer's last REJ: %s", x.LastREJ)
+		return warn("ipoibcmd explain "+f.IP, "there is none; the peer's last REJ: %s", x.LastREJ)
 	case x.Peer == "":
-		e.skip(PeerConnection, "the peer is not known")
-	default:
-		e.ok(PeerConnection, "there is none now; the first packet makes one where both allow it")
+		return skip("the peer is not known")
 	}
+	return okay("there is none now; the first packet makes one where both allow it")
 }

@@ -108,13 +108,14 @@ var ErrUnavailable = errors.New("ipoibcmd node does not answer")
 type Client struct{ http http.Client }
 
 // NewClient returns a client of the service at a socket.
-func NewClient(socket string) *Client {
-	c := &Client{}
-	c.http.Transport = &http.Transport{DisableKeepAlives: true,
+func NewClient(socket string) *Client { return &Client{clientOf(socket)} }
+
+// clientOf returns a client of whoever listens on a socket.
+func clientOf(socket string) http.Client {
+	return http.Client{Transport: &http.Transport{DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			return new(net.Dialer).DialContext(ctx, "unix", socket)
-		}}
-	return c
+		}}}
 }
 
 // Add attaches a pod, and returns once packets can pass.

@@ -101,11 +101,8 @@ func (p *pod) identify() error {
 // are no reason to end the pod.
 func (p *pod) vanished() bool {
 	var st syscall.Stat_t
-	switch err := syscall.Stat(p.Netns, &st); {
-	case errors.Is(err, fs.ErrNotExist):
-		return true
-	case err != nil:
-		return false
+	if err := syscall.Stat(p.Netns, &st); err != nil {
+		return errors.Is(err, fs.ErrNotExist)
 	}
 	return uint64(st.Dev) != p.Dev || st.Ino != p.Inode
 }
@@ -152,22 +149,17 @@ func (s *Service) start(ctx context.Context, p *pod) (err error) {
 // detach undoes attach, as far as attach got. It goes on after errors, but keeps the pod's files if the
 // agent or the underlay is still there.
 func (s *Service) detach(p *pod) error {
-	var errs []error
-	if err := p.proc.end(stopWithin); err != nil {
-		errs = append(errs, fmt.Errorf("end the agent: %w", err))
+	err := p.proc.end(stopWithin)
+	if err != nil {
+		err = fmt.Errorf("end the agent: %w", err)
 	}
 	p.proc = process{}
-	if err := removeUnderlay(p.underlay()); err != nil {
-		errs = append(errs, err)
-	}
-	if len(errs) > 0 {
-		return errors.Join(errs...) // the record stays, so that somebody tries again
+	if err = errors.Join(err, removeUnderlay(p.underlay())); err != nil {
+		return err // the record stays, so that somebody tries again
 	}
 	for _, path := range []string{s.controlPath(p.Key), s.configPath(p.Key), s.membersPath(p.Key),
 		s.recordPath(p.Key) + ".new", s.recordPath(p.Key)} {
-		if err := os.RemoveAll(path); err != nil {
-			errs = append(errs, err)
-		}
+		err = errors.Join(err, os.RemoveAll(path))
 	}
-	return errors.Join(errs...)
+	return err
 }

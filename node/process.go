@@ -6,7 +6,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/netip"
 	"os"
@@ -135,8 +134,7 @@ func (s *Service) spawn(p *pod) (proc process, ended <-chan struct{}, err error)
 	if err := os.WriteFile(s.configPath(p.Key), text, 0o600); err != nil {
 		return process{}, nil, err
 	}
-	args := []string{"run", "--config", s.configPath(p.Key)}
-	c := exec.Command(s.opt.Program, args...)
+	c := exec.Command(s.opt.Program, "run", "--config", s.configPath(p.Key))
 	c.Stderr = os.Stderr
 	c.Env = s.opt.Env
 	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // signals of our terminal do not reach the agent
@@ -154,10 +152,7 @@ func (s *Service) spawn(p *pod) (proc process, ended <-chan struct{}, err error)
 
 // awaitAgent waits until an agent says that its interface is up.
 func awaitAgent(ctx context.Context, socket string, ended <-chan struct{}) error {
-	c := http.Client{Transport: &http.Transport{DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, "unix", socket)
-		}}}
+	c := clientOf(socket)
 	for {
 		up, last := agentUp(ctx, &c)
 		if up {

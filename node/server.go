@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -51,23 +50,11 @@ func (s *Service) handler() http.Handler {
 			answer(w, http.StatusOK, v)
 		})
 	}
-	handle("POST "+pathAttachments, func(r *http.Request) (any, error) {
-		var a Attachment
-		if err := decode(r, &a); err != nil {
-			return nil, err
-		}
-		return struct{}{}, s.add(r.Context(), a)
-	})
+	handle("POST "+pathAttachments, posted(s.add))
 	handle("DELETE "+pathAttachments, func(r *http.Request) (any, error) { return struct{}{}, s.delete(keyOf(r)) })
 	handle("GET "+pathAttachments, func(r *http.Request) (any, error) { return struct{}{}, s.check(keyOf(r)) })
 	handle("GET "+pathStatus, func(r *http.Request) (any, error) { return s.status(r.URL.Query().Get("master")) })
-	handle("POST "+pathGC, func(r *http.Request) (any, error) {
-		var gc GC
-		if err := decode(r, &gc); err != nil {
-			return nil, err
-		}
-		return struct{}{}, s.collect(gc)
-	})
+	handle("POST "+pathGC, posted(func(_ context.Context, gc GC) error { return s.collect(gc) }))
 	return mux
 }
 
@@ -76,17 +63,17 @@ func keyOf(r *http.Request) Key {
 	return Key{q.Get("container_id"), q.Get("ifname")}
 }
 
-// decode reads the body of a request into v, and checks it.
-func decode(r *http.Request, v any) error {
-	d := json.NewDecoder(r.Body)
-	d.DisallowUnknownFields()
-	if err := d.Decode(v); err != nil {
-		return fmt.Errorf("the request is not understood: %w", err)
+// posted returns the handler of requests whose body is for do.
+func posted[T any](do func(context.Context, T) error) func(r *http.Request) (any, error) {
+	return func(r *http.Request) (any, error) {
+		d := json.NewDecoder(r.Body)
+		d.DisallowUnknownFields()
+		var v T
+		if err := d.Decode(&v); err != nil {
+			return nil, fmt.Errorf("the request is not understood: %w", err)
+		}
+		return struct{}{}, do(r.Context(), v)
 	}
-	if a, ok := v.(*Attachment); ok && (a.ContainerID == "" || a.IfName == "" || a.Netns == "" || a.Master == "") {
-		return errors.New("the request lacks container, interface, namespace or master")
-	}
-	return nil
 }
 
 func answer(w http.ResponseWriter, status int, v any) {

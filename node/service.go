@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -50,18 +51,14 @@ type Service struct {
 // once requests are answered.
 func Run(ctx context.Context, opt Options, ready func()) error {
 	opt.Dir, opt.Socket = cmp.Or(opt.Dir, Dir), cmp.Or(opt.Socket, SocketPath)
-	s := &Service{opt: opt, log: opt.Log, starting: make(chan struct{}, maxStarting), look: make(chan struct{}, 1),
-		pods: map[Key]*pod{}}
-	if s.log == nil {
-		s.log = slog.New(slog.DiscardHandler)
-	}
 	if opt.Program == "" {
-		exe, err := os.Executable()
-		if err != nil {
+		var err error
+		if opt.Program, err = os.Executable(); err != nil {
 			return err
 		}
-		s.opt.Program = exe
 	}
+	s := &Service{opt: opt, log: cmp.Or(opt.Log, slog.New(slog.DiscardHandler)), pods: map[Key]*pod{},
+		starting: make(chan struct{}, maxStarting), look: make(chan struct{}, 1)}
 	if err := os.MkdirAll(s.opt.Dir, 0o700); err != nil {
 		return err
 	}
@@ -165,13 +162,10 @@ func (s *Service) supervise(ctx context.Context) {
 }
 
 // all returns the attachments as they are now.
-func (s *Service) all() (pods []*pod) {
+func (s *Service) all() []*pod {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, p := range s.pods {
-		pods = append(pods, p)
-	}
-	return pods
+	return slices.Collect(maps.Values(s.pods))
 }
 
 // mend ends an attachment if attaching was interrupted or its network namespace has gone. If only its agent
@@ -189,7 +183,7 @@ func (s *Service) mend(ctx context.Context, p *pod) {
 		p.failures = 0
 	case time.Now().After(p.again):
 		log.Warn("an agent has ended: another one starts")
-		if err := s.restart(ctx, p); err != nil {
+		if err := s.inTurn(ctx, func() error { return s.restart(ctx, p) }); err != nil {
 			p.failures++
 			p.again = time.Now().Add(min(maxBackoff, time.Second<<min(p.failures, 10)))
 			log.Error("an agent does not start; it is tried again", "err", err)
@@ -199,10 +193,6 @@ func (s *Service) mend(ctx context.Context, p *pod) {
 
 // restart starts an agent for a pod whose last one died.
 func (s *Service) restart(ctx context.Context, p *pod) error {
-	if !s.mayStart(ctx) {
-		return ctx.Err()
-	}
-	defer func() { <-s.starting }()
 	if !isUp(p.underlay()) { // the device that is up stays, and so does its GID
 		if err := s.underlay(p); err != nil {
 			return err
@@ -214,19 +204,23 @@ func (s *Service) restart(ctx context.Context, p *pod) error {
 	return nil
 }
 
-// mayStart waits for one of the maxStarting tokens and takes it. The caller gives it back. mayStart returns
-// false if ctx ends first.
-func (s *Service) mayStart(ctx context.Context) bool {
+// inTurn waits for one of the maxStarting tokens, and has it while start runs. If ctx ends first, start does
+// not run.
+func (s *Service) inTurn(ctx context.Context, start func() error) error {
 	select {
 	case s.starting <- struct{}{}:
-		return true
 	case <-ctx.Done():
-		return false
+		return ctx.Err()
 	}
+	defer func() { <-s.starting }()
+	return start()
 }
 
 // add attaches a pod. With an error it leaves nothing behind, unless detaching failed too.
 func (s *Service) add(ctx context.Context, a Attachment) error {
+	if a.ContainerID == "" || a.IfName == "" || a.Netns == "" || a.Master == "" {
+		return errors.New("the request lacks container, interface, namespace or master")
+	}
 	p := &pod{record: record{Attachment: a}}
 	if err := p.identify(); err != nil {
 		return err
@@ -248,12 +242,7 @@ func (s *Service) add(ctx context.Context, a Attachment) error {
 	}
 	err := s.save(p)
 	if err == nil {
-		if s.mayStart(ctx) {
-			err = s.attach(ctx, p)
-			<-s.starting
-		} else {
-			err = ctx.Err()
-		}
+		err = s.inTurn(ctx, func() error { return s.attach(ctx, p) })
 	}
 	if err != nil {
 		return errors.Join(err, s.drop(p))
@@ -343,10 +332,7 @@ func (s *Service) status(master string) (Status, error) {
 	if _, err := os.Stat("/dev/net/tun"); err != nil {
 		return st, err
 	}
-	if master == "" {
-		return st, nil
-	}
-	if !isUp(master) {
+	if master != "" && !isUp(master) {
 		return st, fmt.Errorf("master %s is not there, or down", master)
 	}
 	return st, nil

@@ -35,8 +35,8 @@ func attachment(c netConf, args *skel.CmdArgs, r *current.Result) (node.Attachme
 		if err != nil {
 			return a, err
 		}
-		n := node.Route{Dst: dst.Masked(), GW: gateway(r, route.GW, dst.Addr().Is6()), MTU: route.MTU}
-		a.Routes = append(a.Routes, n)
+		a.Routes = append(a.Routes, node.Route{Dst: dst.Masked(), GW: gateway(r, route.GW, dst.Addr().Is6()),
+			MTU: route.MTU})
 	}
 	return a, nil
 }

@@ -7,6 +7,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -68,17 +69,13 @@ func configure(stdin []byte) (c netConf, err error) {
 	if err := json.Unmarshal(stdin, &c); err != nil {
 		return c, types.NewError(types.ErrDecodingFailure, "the configuration is not understood", err.Error())
 	}
+	c.Socket = cmp.Or(c.Socket, node.SocketPath)
 	switch {
 	case c.Master == "":
-		err = errors.New("master: say which network device carries RoCEv2")
+		return c, types.NewError(types.ErrInvalidNetworkConfig, "master: say which network device carries RoCEv2", "")
 	case c.IPAM.Type == "":
-		err = errors.New("ipam: say which plugin gives addresses, such as host-local")
-	}
-	if err != nil {
-		return c, types.NewError(types.ErrInvalidNetworkConfig, err.Error(), "")
-	}
-	if c.Socket == "" {
-		c.Socket = node.SocketPath
+		return c, types.NewError(types.ErrInvalidNetworkConfig,
+			"ipam: say which plugin gives addresses, such as host-local", "")
 	}
 	return c, nil
 }

@@ -163,15 +163,11 @@ func reportItems(flags *clientFlags, config string) []reportItem {
 		{"groups.json", control.PathGroups}, {"counters.json", control.PathStats}, {"runtime.json", control.PathRuntime},
 	} {
 		items = append(items, reportItem{p.file, "the daemon, " + p.path, func(ctx context.Context) ([]byte, error) {
-			c, err := flags.open()
+			v, err := fetch[any](ctx, flags, p.path, nil)
 			if err != nil {
 				return nil, err
 			}
-			var v any
-			if err := c.get(ctx, p.path, nil, &v); err != nil {
-				return nil, err
-			}
-			return json.MarshalIndent(redactJSON(v), "", "  ")
+			return json.MarshalIndent(redactJSON(*v), "", "  ")
 		}})
 	}
 	items = append(items, reportItem{"events.txt", "the daemon, " + control.PathEvents,
@@ -230,19 +226,15 @@ func reportDoctor(ctx context.Context, file string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return json.MarshalIndent(doctor.Examine(gather(ctx, c, s)), "", "  ")
+	return json.MarshalIndent(doctor.Examine(gather(ctx, s)), "", "  ")
 }
 
 // reportEventsOf reads the past events. The stream does not end after them, so it takes what arrives within
 // a second.
 func reportEventsOf(ctx context.Context, flags *clientFlags) ([]byte, error) {
-	c, err := flags.open()
-	if err != nil {
-		return nil, err
-	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second) // past events come at once
 	defer cancel()
-	body, err := c.stream(ctx, control.PathEvents, url.Values{"since": {reportEvents.String()}})
+	body, err := flags.stream(ctx, control.PathEvents, url.Values{"since": {reportEvents.String()}})
 	if err != nil {
 		return nil, err
 	}

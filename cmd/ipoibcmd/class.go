@@ -33,11 +33,10 @@ func (c trafficClass) String() string {
 	switch n := c.fixed(); {
 	case !c.inherits():
 		return strconv.Itoa(n)
-	case n == 0:
-		return inheritWord
-	default:
+	case n > 0:
 		return fmt.Sprintf("%s/%d", inheritWord, n)
 	}
+	return inheritWord
 }
 
 // Set implements [pflag.Value].

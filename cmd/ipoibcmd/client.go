@@ -67,23 +67,22 @@ func (f *clientFlags) open() (*client, error) {
 				"choose one with --name or --control"}
 		}
 	}
-	return newClient(path), nil
+	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", path)
+	}
+	return &client{path, http.Client{Transport: &http.Transport{DialContext: dial}}}, nil
 }
 
-func newClient(path string) *client {
-	c := &client{path: path}
-	c.http.Transport = &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		var d net.Dialer
-		return d.DialContext(ctx, "unix", path)
-	}}
-	return c
-}
-
-// stream sends a request and returns the body of a good answer.
-func (c *client) stream(ctx context.Context, path string, query url.Values) (io.ReadCloser, error) {
+// stream asks the agent, and returns the body of a good answer.
+func (f *clientFlags) stream(ctx context.Context, path string, query url.Values) (io.ReadCloser, error) {
+	c, err := f.open()
+	if err != nil {
+		return nil, err
+	}
 	return c.request(ctx, http.MethodGet, path, query)
 }
 
+// request sends a request and returns the body of a good answer.
 func (c *client) request(ctx context.Context, method, path string, query url.Values) (io.ReadCloser, error) {
 	u := url.URL{Scheme: "http", Host: "agent", Path: path, RawQuery: query.Encode()}
 	req, err := http.NewRequestWithContext(ctx, method, u.String(), nil)
@@ -118,16 +117,12 @@ func (c *client) request(ctx context.Context, method, path string, query url.Val
 	return nil, errors.New(e.Error)
 }
 
-// get reads one document.
+// get asks for one document.
 func (c *client) get(ctx context.Context, path string, query url.Values, v any) error {
 	return c.document(ctx, http.MethodGet, path, query, v)
 }
 
-// post asks the agent to do something, and reads its answer.
-func (c *client) post(ctx context.Context, path string, query url.Values, v any) error {
-	return c.document(ctx, http.MethodPost, path, query, v)
-}
-
+// document sends a request, and reads the document that answers it.
 func (c *client) document(ctx context.Context, method, path string, query url.Values, v any) error {
 	body, err := c.request(ctx, method, path, query)
 	if err != nil {

@@ -6,8 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net/netip"
+	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"ipoibcm/agent"
 	"ipoibcm/control"
 	"ipoibcm/ib"
+	"ipoibcm/ipoib"
 	"ipoibcm/membership/etcd"
 	"ipoibcm/provider/ibverbs"
 	"ipoibcm/sandbox"
@@ -86,8 +88,8 @@ const leastLimit, mostConnections, mostNeighbours = 16, 10_000, 100_000
 
 // Sandbox holds the switches of what the process gives up once it serves.
 type Sandbox struct {
-	Landlock *bool `yaml:"landlock"` // files and TCP; nil means on where the kernel has it
-	Seccomp  *bool `yaml:"seccomp"`  // system calls; nil means on where the kernel has it
+	Landlock bool `yaml:"landlock"` // files and TCP, where the kernel has it
+	Seccomp  bool `yaml:"seccomp"`  // system calls, where the kernel has it
 }
 
 // Values of service_id: the form of the service ID that an unknown peer is asked for first.
@@ -98,34 +100,28 @@ const arpProbe, arpAlways = "probe", "always"
 
 // Offload holds the switches of what makes the data path fast.
 type Offload struct {
-	GSO *bool `yaml:"gso"` // UDP_SEGMENT; nil means on where it works
-	GRO *bool `yaml:"gro"` // UDP_GRO; nil means on where it works
-	// OneThread has the provider's receiving thread read the TUN; nil means on
-	// where the provider can.
-	OneThread *bool `yaml:"one_thread"`
-	// HoldP lets the provider's receiving thread hold its P while it waits; nil means on where the
-	// thread can.
-	HoldP *bool `yaml:"hold_p"`
-	// Checksum has us, not the kernel, do the checksums of TCP and UDP at the TUN;
-	// nil means on where the kernel lets us.
-	Checksum *bool `yaml:"checksum"`
-	// TSO exchanges TCP segments longer than packets with the kernel; nil means on where the kernel can do
-	// that and Checksum is on.
-	TSO *bool `yaml:"tso"`
+	GSO bool `yaml:"gso"` // UDP_SEGMENT, where it works
+	GRO bool `yaml:"gro"` // UDP_GRO, where it works
+	// OneThread has the provider's receiving thread read the TUN, where the provider can.
+	OneThread bool `yaml:"one_thread"`
+	// HoldP lets the provider's receiving thread hold its P while it waits, where the thread can.
+	HoldP bool `yaml:"hold_p"`
+	// Checksum has us, not the kernel, do the checksums of TCP and UDP at the TUN, where the kernel lets us.
+	Checksum bool `yaml:"checksum"`
+	// TSO exchanges TCP segments longer than packets with the kernel, where the kernel can do that and
+	// Checksum is on.
+	TSO bool `yaml:"tso"`
 	// USO does the same as TSO with UDP datagrams of one flow.
-	USO *bool `yaml:"uso"`
-	// BusyPoll lets the receiving thread look for more packets for a while before it waits; nil means
-	// on where it holds its P.
-	BusyPoll *bool `yaml:"busy_poll"`
-	// Connected gives a busy IPv6 destination a connected socket; nil means on.
-	Connected *bool `yaml:"connected"`
+	USO bool `yaml:"uso"`
+	// BusyPoll lets the receiving thread look for more packets for a while before it waits, where it holds
+	// its P.
+	BusyPoll bool `yaml:"busy_poll"`
+	// Connected gives a busy IPv6 destination a connected socket.
+	Connected bool `yaml:"connected"`
 }
 
 // defaults returns the configuration without file and flags.
 func defaults() Config {
-	// a variable for each, because reading the file writes through the pointers
-	gso, gro, one, hold, poll, connected, sum, tso, uso := true, true, true, true, true, true, true, true, true
-	landlock, seccomp := true, true
 	return Config{
 		Name:        "ibcm0",
 		Mode:        "rc",
@@ -147,9 +143,9 @@ func defaults() Config {
 		StateDir:    "/var/lib/ipoibcm",
 		Etcd:        Etcd{Lease: etcd.DefaultLease.String()},
 		PeerAllow:   []string{agent.DefaultPeerAllow[0].String()},
-		Offload: Offload{GSO: &gso, GRO: &gro, OneThread: &one, HoldP: &hold, BusyPoll: &poll, Connected: &connected,
-			Checksum: &sum, TSO: &tso, USO: &uso},
-		Sandbox: Sandbox{Landlock: &landlock, Seccomp: &seccomp},
+		Offload: Offload{GSO: true, GRO: true, OneThread: true, HoldP: true, BusyPoll: true, Connected: true,
+			Checksum: true, TSO: true, USO: true},
+		Sandbox: Sandbox{Landlock: true, Seccomp: true},
 		Limits:  Limits{Connections: 2048, Neighbours: 4096},
 	}
 }
@@ -215,66 +211,51 @@ func (*pkeyValue) Type() string { return "P_Key" }
 
 // configure merges defaults, file and flags, and checks the result. A flag that was given wins over the
 // file. Without an underlay, the network device of an ibverbs device is the underlay.
-func configure(cmd *cobra.Command, flags *Config, file string) (Config, error) {
+func configure(cmd *cobra.Command, flags *Config, file string) (settings, error) {
 	c := defaults()
 	var lines map[string]int
 	if file != "" {
 		var err error
 		if lines, err = c.load(file); err != nil {
-			return c, err
+			return settings{}, err
 		}
 	}
-	over := overridden{file: c, path: file, lines: maps.Clone(lines)}
-	set := func(name string, apply func()) {
-		if f := cmd.Flags().Lookup(name); f != nil && f.Changed {
-			apply()
-			key := strings.ReplaceAll(name, "-", "_")
-			key = cmp.Or(map[string]string{"address": "addresses"}[key], key)
-			over.add(key)
-			maps.DeleteFunc(lines, func(k string, _ int) bool { return stem(k) == key })
-		}
-	}
-	set("underlay", func() { c.Underlay = flags.Underlay })
-	set("name", func() { c.Name = flags.Name })
-	set("netns", func() { c.Netns = flags.Netns })
-	set("address", func() { c.Addresses = flags.Addresses })
-	set("control", func() { c.Control = flags.Control })
-	set("allow", func() { c.Allow = flags.Allow })
-	set("mode", func() { c.Mode = flags.Mode })
-	set("cm-transport", func() { c.CMTransport = flags.CMTransport })
-	set("ud-mtu", func() { c.UDMTU = flags.UDMTU })
-	set("receive-mtu", func() { c.ReceiveMTU = flags.ReceiveMTU })
-	set("traffic-class", func() { c.Class = flags.Class })
-	set("ecn", func() { c.ECN = flags.ECN })
-	set("gid", func() { c.GID = flags.GID })
-	set("provider", func() { c.Provider = flags.Provider })
-	set("device", func() { c.Device = flags.Device })
-	set("port", func() { c.Port = flags.Port })
-	set("threads", func() { c.Threads = flags.Threads })
-	set("pkey", func() { c.PKey = flags.PKey })
-	set("arp-accept", func() { c.ARPAccept = flags.ARPAccept })
-	set("link", func() { c.Link = flags.Link })
-	set("membership", func() { c.Membership = flags.Membership })
-	set("member-id", func() { c.MemberID = flags.MemberID })
-	set("log-format", func() { c.LogFormat = flags.LogFormat })
-	set("user", func() { c.User = flags.User })
-	set("log-level", func() { c.LogLevel = flags.LogLevel })
+	over := overridden{file: c, path: file, lines: lines}
+	var given []string // settings that flags set
+	cmd.Flags().Visit(func(f *pflag.Flag) {
+		key := strings.ReplaceAll(f.Name, "-", "_")
+		key = cmp.Or(map[string]string{"address": "addresses"}[key], key)
+		given = append(given, key)
+		over.add(key)
+	})
+	c.take(flags, given)
 	if c.Underlay == "" && c.Device != "" && c.Provider == ibVerbs {
 		c.Underlay = ibverbs.NetworkDevice(c.Device)
 	}
-	err := c.check()
+	s, err := c.settings()
 	var v *valueError
-	if errors.As(err, &v) && lines[v.key] > 0 {
+	if errors.As(err, &v) && lines[v.key] > 0 && !slices.Contains(given, stem(v.key)) {
 		err = fmt.Errorf("%s: line %d: %w", file, lines[v.key], err)
 	}
 	if err == nil {
 		err = over.check(&c)
 	}
-	return c, err
+	return s, err
 }
 
-// A settings is a checked Config in the types the product uses.
+// take sets the settings keys, as the file names them, to those of from. Names of other things are no matter.
+func (c *Config) take(from *Config, keys []string) {
+	to := reflect.ValueOf(c).Elem()
+	for i := range to.NumField() {
+		if slices.Contains(keys, to.Type().Field(i).Tag.Get("yaml")) {
+			to.Field(i).Set(reflect.ValueOf(from).Elem().Field(i))
+		}
+	}
+}
+
+// A settings is a checked Config, with values in the types the product uses.
 type settings struct {
+	Config
 	prefixes []netip.Prefix
 	gid      ib.GID
 	peers    []ib.GID
@@ -285,6 +266,8 @@ type settings struct {
 	level    slog.Level
 	idle     time.Duration
 	user     *sandbox.User // nil: as who started it
+	mode     ipoib.Mode
+	cm       ipoib.CMTransport
 }
 
 // controlPath returns where the control socket is.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"net"
 	"net/netip"
@@ -12,6 +13,7 @@ import (
 	"ipoibcm/agent"
 	"ipoibcm/group"
 	"ipoibcm/ib"
+	"ipoibcm/ipoib"
 	"ipoibcm/mtu"
 	"ipoibcm/provider/ibverbs"
 	"ipoibcm/provider/softroce"
@@ -31,30 +33,34 @@ func bad(key, format string, args ...any) error {
 	return &valueError{key, fmt.Sprintf(format, args...)}
 }
 
-// check returns an error that says what is wrong with c, with key, flag and remedy.
-func (c *Config) check() error {
-	_, err := c.settings()
-	return err
+// refuse returns the error of [bad] if a value is wrong, else nil.
+func refuse(wrong bool, key, format string, args ...any) error {
+	return errorIf(wrong, bad(key, format, args...))
+}
+
+// errorIf returns err if something is wrong, else nil.
+func errorIf(wrong bool, err error) error {
+	if wrong {
+		return err
+	}
+	return nil
 }
 
 // checkGuards checks the settings that guard the metrics, but not the files' contents, which only the
 // daemon may be able to read.
 func (c *Config) checkGuards() error {
 	for _, f := range []struct{ key, path string }{{"metrics_tls", c.MetricsTLS}, {"metrics_auth", c.MetricsAuth}} {
-		switch {
-		case f.path != "" && c.Metrics == "":
-			return &valueError{f.key, f.key + ": there is nothing to guard, because metrics is empty"}
-		case f.path != "" && !filepath.IsAbs(f.path):
-			return &valueError{f.key, fmt.Sprintf("%s %q: want an absolute path", f.key, f.path)}
+		if err := cmp.Or(
+			refuse(f.path != "" && c.Metrics == "", f.key, "%s: there is nothing to guard, because metrics is empty", f.key),
+			refuse(f.path != "" && !filepath.IsAbs(f.path), f.key, "%s %q: want an absolute path", f.key, f.path),
+		); err != nil {
+			return err
 		}
 	}
 	host, _, _ := net.SplitHostPort(c.Metrics)
-	if a, err := netip.ParseAddr(host); c.MetricsAuth != "" && c.MetricsTLS == "" && host != "" &&
-		(err != nil || !a.IsLoopback()) {
-		return &valueError{"metrics_auth",
-			fmt.Sprintf("metrics_auth: passwords would go to %s in the clear: set metrics_tls too", c.Metrics)}
-	}
-	return nil
+	a, err := netip.ParseAddr(host)
+	return refuse(c.MetricsAuth != "" && c.MetricsTLS == "" && host != "" && (err != nil || !a.IsLoopback()),
+		"metrics_auth", "metrics_auth: passwords would go to %s in the clear: set metrics_tls too", c.Metrics)
 }
 
 // maxPort is the largest port number (IBA volume 1 section 14.2.5.3).
@@ -66,7 +72,9 @@ func (c *Config) infiniBand() bool {
 	return c.Underlay == "" && c.Device != "" && c.Provider == ibVerbs
 }
 
+// settings checks c. Its error says what is wrong with c, with key, flag and remedy.
 func (c *Config) settings() (s settings, err error) {
+	s.Config = *c
 	for _, step := range []func(*settings) error{c.checkUnderlay, c.checkInterface, c.checkPackets, c.parseAddresses,
 		c.parsePeers, c.parseHosts, c.checkMetrics, c.checkLimits, c.parseUser, c.parseLog, c.parseIdle} {
 		if err := step(&s); err != nil {
@@ -77,82 +85,73 @@ func (c *Config) settings() (s settings, err error) {
 }
 
 func (c *Config) checkUnderlay(*settings) error {
-	switch {
-	case c.Provider != softRoCE && c.Provider != ibVerbs:
-		return bad("provider", "provider %q: must be softroce or ibverbs", c.Provider)
-	case c.Device != "" && c.Provider != ibVerbs:
-		return bad("device", "device %q: only provider ibverbs has RDMA devices", c.Device)
-	case c.infiniBand() && !ibverbs.IsInfiniBand(c.Device, c.Port):
-		return bad("device",
+	return cmp.Or(
+		refuse(c.Provider != softRoCE && c.Provider != ibVerbs, "provider",
+			"provider %q: must be softroce or ibverbs", c.Provider),
+		refuse(c.Device != "" && c.Provider != ibVerbs, "device",
+			"device %q: only provider ibverbs has RDMA devices", c.Device),
+		refuse(c.infiniBand() && !ibverbs.IsInfiniBand(c.Device, c.Port), "device",
 			"device %q: no RDMA device of that name has a network device, or an InfiniBand port %d (ipoibcmd devices "+
-				"lists them)", c.Device, c.Port)
-	case c.Port < 1 || c.Port > maxPort:
-		return bad("port", "port %d: the ports of a device are 1 to %d", c.Port, maxPort)
-	case c.MakeLink && !c.infiniBand():
-		return bad("create_broadcast",
+				"lists them)", c.Device, c.Port),
+		refuse(c.Port < 1 || c.Port > maxPort, "port", "port %d: the ports of a device are 1 to %d", c.Port, maxPort),
+		refuse(c.MakeLink && !c.infiniBand(), "create_broadcast",
 			"create_broadcast: only a subnet administrator has groups that are made; give the device of an InfiniBand "+
-				"port, and no underlay")
-	case c.Underlay == "" && !c.infiniBand():
-		return bad("underlay", "no underlay: give --underlay DEVICE (ipoibcmd devices lists them)")
-	}
-	return nil
+				"port, and no underlay"),
+		refuse(c.Underlay == "" && !c.infiniBand(), "underlay",
+			"no underlay: give --underlay DEVICE (ipoibcmd devices lists them)"),
+	)
 }
 
-func (c *Config) checkInterface(*settings) error {
-	switch {
-	case !validIfName(c.Name):
-		return bad("name",
-			"name %q: an interface name has 1 to 15 characters, no slash, colon or blank, and is not all, default or lo", c.Name)
-	case len(c.controlPath()) > maxSocketPath:
-		return bad("control", "control %q: a socket's path has at most %d characters", c.Control, maxSocketPath)
-	case !slices.Contains([]string{"rc", "uc", "auto", "ud"}, c.Mode):
-		return bad("mode", "mode %q: must be rc, uc, auto or ud", c.Mode)
-	case c.ARPAccept != arpProbe && c.ARPAccept != arpAlways:
-		return bad("arp_accept", "arp_accept %q: must be probe or always", c.ARPAccept)
-	case !slices.Contains([]string{"auto", "gsi", "inband"}, c.CMTransport):
-		return bad("cm_transport", "cm_transport %q: must be auto, gsi or inband", c.CMTransport)
-	case c.ServiceID != idRFC && c.ServiceID != idLinux:
-		return bad("service_id", "service_id %q: must be rfc4755 (0x01 first) or linux (0x10 first)", c.ServiceID)
-	}
-	return nil
+func (c *Config) checkInterface(s *settings) error {
+	var noMode, noCM error
+	s.mode, noMode = ipoib.ParseMode(c.Mode)
+	s.cm, noCM = ipoib.ParseCMTransport(c.CMTransport)
+	return cmp.Or(
+		refuse(!validIfName(c.Name), "name",
+			"name %q: an interface name has 1 to 15 characters, no slash, colon or blank, and is not all, default or lo",
+			c.Name),
+		refuse(len(c.controlPath()) > maxSocketPath, "control",
+			"control %q: a socket's path has at most %d characters", c.Control, maxSocketPath),
+		refuse(noMode != nil, "mode", "mode %q: must be rc, uc, auto or ud", c.Mode),
+		refuse(c.ARPAccept != arpProbe && c.ARPAccept != arpAlways, "arp_accept",
+			"arp_accept %q: must be probe or always", c.ARPAccept),
+		refuse(noCM != nil, "cm_transport", "cm_transport %q: must be auto, gsi or inband", c.CMTransport),
+		refuse(c.ServiceID != idRFC && c.ServiceID != idLinux, "service_id",
+			"service_id %q: must be rfc4755 (0x01 first) or linux (0x10 first)", c.ServiceID),
+	)
 }
 
 // checkPackets checks the settings of packets that are sent and taken: their size, class and keys.
 func (c *Config) checkPackets(*settings) error {
-	switch {
-	case c.UDMTU.most() < mtu.MinIPv4 || c.UDMTU.most() > mtu.MaxUD:
-		return bad("ud_mtu", "ud_mtu %d: must be auto, or 576 to 4092 octets", c.UDMTU)
-	case c.ReceiveMTU < 1284 || c.ReceiveMTU > 65524:
-		return bad("receive_mtu", "receive_mtu %d: must be 1284 to 65524 octets, header included", c.ReceiveMTU)
-	case c.ReceiveMTU < c.UDMTU.most()+encap.HeaderLen:
-		return bad("receive_mtu",
+	datagram := c.UDMTU.most() + encap.HeaderLen
+	_, knownECN := ecnModes[c.ECN]
+	return cmp.Or(
+		refuse(c.UDMTU.most() < mtu.MinIPv4 || c.UDMTU.most() > mtu.MaxUD, "ud_mtu",
+			"ud_mtu %d: must be auto, or 576 to 4092 octets", c.UDMTU),
+		refuse(c.ReceiveMTU < 1284 || c.ReceiveMTU > 65524, "receive_mtu",
+			"receive_mtu %d: must be 1284 to 65524 octets, header included", c.ReceiveMTU),
+		refuse(c.ReceiveMTU < datagram, "receive_mtu",
 			"receive_mtu %d: must be at least ud_mtu and 4 more, %d, or connections would carry less than datagrams",
-			c.ReceiveMTU, c.UDMTU.most()+encap.HeaderLen)
-	case c.Class.fixed() < 0 || c.Class.fixed() > 252 || c.Class&3 != 0:
-		return bad("traffic_class",
-			"traffic_class %v: must be four times a DSCP, 0 to 252: the lower two bits are those of ECN", c.Class)
-	case c.Class != 0 && c.Provider != softRoCE:
-		return bad("traffic_class", "traffic_class %v: only provider softroce sets it", c.Class)
-	case !slices.Contains([]string{ecnOff, ecnAuto, ecnOn}, c.ECN):
-		return bad("ecn", "ecn %q: must be auto, on or off", c.ECN)
-	case c.ECN == ecnOn && c.Provider != softRoCE:
-		return bad("ecn", "ecn on: only provider softroce sets it; an adapter has settings of its own")
-	case c.Threads < 0 || c.Threads > softroce.MaxThreads:
-		return bad("threads", "threads %d: must be auto, or 1 to %d", c.Threads, softroce.MaxThreads)
-	case c.Threads > 1 && c.Provider != softRoCE:
-		return bad("threads", "threads %d: only provider softroce has several", c.Threads)
-	case c.PKey&0x7fff == 0:
-		return bad("pkey", "pkey 0x%04x: partition 0 does not exist", c.PKey)
-	case c.PKey&uint16(ib.PKeyFull) == 0:
+			c.ReceiveMTU, datagram),
+		refuse(c.Class.fixed() < 0 || c.Class.fixed() > 252 || c.Class&3 != 0, "traffic_class",
+			"traffic_class %v: must be four times a DSCP, 0 to 252: the lower two bits are those of ECN", c.Class),
+		refuse(c.Class != 0 && c.Provider != softRoCE, "traffic_class",
+			"traffic_class %v: only provider softroce sets it", c.Class),
+		refuse(!knownECN, "ecn", "ecn %q: must be auto, on or off", c.ECN),
+		refuse(c.ECN == ecnOn && c.Provider != softRoCE, "ecn",
+			"ecn on: only provider softroce sets it; an adapter has settings of its own"),
+		refuse(c.Threads < 0 || c.Threads > softroce.MaxThreads, "threads",
+			"threads %d: must be auto, or 1 to %d", c.Threads, softroce.MaxThreads),
+		refuse(c.Threads > 1 && c.Provider != softRoCE, "threads",
+			"threads %d: only provider softroce has several", c.Threads),
+		refuse(c.PKey&0x7fff == 0, "pkey", "pkey 0x%04x: partition 0 does not exist", c.PKey),
 		// IBTA volume 1 section 10.9.1.1: two limited members cannot talk to each
 		// other, and the broadcast group of RFC 4391 is that of full members.
-		return bad("pkey",
+		refuse(c.PKey&uint16(ib.PKeyFull) == 0, "pkey",
 			"pkey 0x%04x: a limited member, which not all could talk to: must be 0x8001 to 0xffff, such as 0x%04x",
-			c.PKey, c.PKey|uint16(ib.PKeyFull))
-	case c.QKey == 0:
-		return bad("qkey", "qkey 0: must not be 0")
-	}
-	return nil
+			c.PKey, c.PKey|uint16(ib.PKeyFull)),
+		refuse(c.QKey == 0, "qkey", "qkey 0: must not be 0"),
+	)
 }
 
 func (c *Config) parseAddresses(s *settings) error {
@@ -180,16 +179,15 @@ func (c *Config) parsePeers(s *settings) (err error) {
 			return bad("gid", "gid: %v", err)
 		}
 	}
-	if len(c.Peers) > 0 && c.Provider == ibVerbs {
-		return bad("peers",
+	if err := cmp.Or(
+		refuse(len(c.Peers) > 0 && c.Provider == ibVerbs, "peers",
 			"peers: provider ibverbs cannot receive the copies that take the place of multicast; leave the list out, and "+
-				"have the underlay carry multicast")
-	}
-	if len(c.Peers) > group.MaxPeers {
-		return bad("peers",
+				"have the underlay carry multicast"),
+		refuse(len(c.Peers) > group.MaxPeers, "peers",
 			"peers: %d are given, at most %d can be: each packet to a group is copied to all of them; use an underlay that "+
-				"carries multicast",
-			len(c.Peers), group.MaxPeers)
+				"carries multicast", len(c.Peers), group.MaxPeers),
+	); err != nil {
+		return err
 	}
 	for i, p := range c.Peers {
 		g, err := parseGID(p)
@@ -220,67 +218,59 @@ func (c *Config) parseHosts(s *settings) (err error) {
 	if s.ask, err = gidPrefixes("peer_allow", c.PeerAllow); err != nil {
 		return err
 	}
-	if s.trust, err = gidPrefixes("peer_trust", c.PeerTrust); err != nil {
-		return err
-	}
-	return nil
+	s.trust, err = gidPrefixes("peer_trust", c.PeerTrust)
+	return err
 }
 
 func (c *Config) checkMetrics(*settings) error {
-	if _, port, err := net.SplitHostPort(c.Metrics); c.Metrics != "" && (err != nil || port == "") {
-		return bad("metrics", "metrics %q: want an address with port, such as 127.0.0.1:9755, or :9755, which is the same",
-			c.Metrics)
-	}
-	if err := c.checkGuards(); err != nil {
-		return err
-	}
-	if c.MetricPeers < 0 || c.MetricPeers > agent.MaxMetricPeers {
-		return bad("metric_peers", "metric_peers %d: must be 0 to %d", c.MetricPeers, agent.MaxMetricPeers)
-	}
-	return nil
+	_, port, err := net.SplitHostPort(c.Metrics)
+	return cmp.Or(
+		refuse(c.Metrics != "" && (err != nil || port == ""), "metrics",
+			"metrics %q: want an address with port, such as 127.0.0.1:9755, or :9755, which is the same", c.Metrics),
+		c.checkGuards(),
+		refuse(c.MetricPeers < 0 || c.MetricPeers > agent.MaxMetricPeers, "metric_peers",
+			"metric_peers %d: must be 0 to %d", c.MetricPeers, agent.MaxMetricPeers),
+	)
 }
 
 func (c *Config) checkLimits(*settings) error {
-	if n := c.Limits.Connections; n < leastLimit || n > mostConnections {
-		return bad("limits.connections", "limits.connections %d: must be %d to %d", n, leastLimit, mostConnections)
-	}
-	if n := c.Limits.Neighbours; n < leastLimit || n > mostNeighbours {
-		return bad("limits.neighbours", "limits.neighbours %d: must be %d to %d", n, leastLimit, mostNeighbours)
-	}
-	return nil
+	conns, neighbours := c.Limits.Connections, c.Limits.Neighbours
+	return cmp.Or(
+		refuse(conns < leastLimit || conns > mostConnections, "limits.connections",
+			"limits.connections %d: must be %d to %d", conns, leastLimit, mostConnections),
+		refuse(neighbours < leastLimit || neighbours > mostNeighbours, "limits.neighbours",
+			"limits.neighbours %d: must be %d to %d", neighbours, leastLimit, mostNeighbours),
+	)
 }
 
 func (c *Config) parseUser(s *settings) (err error) {
-	if c.User != "" && c.Provider == ibVerbs {
+	if c.User == "" {
+		return nil
+	}
+	if c.Provider == ibVerbs {
 		// uverbs takes writes only with the credentials that opened the file (include/rdma/ib.h,
 		// ib_safe_file_access), and rdma_rxe learns by a write that there is something to send.
 		return bad("user",
 			"user: provider ibverbs cannot go on as another user: the kernel takes no requests after that; start the "+
 				"program as that user, with CAP_NET_ADMIN")
 	}
-	if c.User != "" {
-		if s.user, err = sandbox.LookUp(c.User); err != nil {
-			return bad("user", "%v", err)
-		}
-	}
-	return nil
+	s.user, err = sandbox.LookUp(c.User)
+	return refuse(err != nil, "user", "%v", err)
 }
 
 func (c *Config) parseLog(s *settings) error {
-	if c.LogFormat != "text" && c.LogFormat != "json" {
-		return bad("log_format", "log_format %q: must be text or json", c.LogFormat)
-	}
-	if err := s.level.UnmarshalText([]byte(c.LogLevel)); err != nil {
-		return bad("log_level", "log_level %q: must be debug, info, warn or error", c.LogLevel)
-	}
-	return nil
+	noLevel := s.level.UnmarshalText([]byte(c.LogLevel))
+	return cmp.Or(
+		refuse(c.LogFormat != "text" && c.LogFormat != "json", "log_format",
+			"log_format %q: must be text or json", c.LogFormat),
+		refuse(noLevel != nil, "log_level", "log_level %q: must be debug, info, warn or error", c.LogLevel),
+	)
 }
 
 func (c *Config) parseIdle(s *settings) (err error) {
-	if s.idle, err = time.ParseDuration(c.IdleTimeout); err != nil || s.idle < 0 {
-		return bad("idle_timeout", "idle_timeout %q: want a duration such as 5m; 0 means connections stay", c.IdleTimeout)
-	}
-	return nil
+	s.idle, err = time.ParseDuration(c.IdleTimeout)
+	return refuse(err != nil || s.idle < 0, "idle_timeout",
+		"idle_timeout %q: want a duration such as 5m; 0 means connections stay", c.IdleTimeout)
 }
 
 // maxSocketPath is the longest path that the kernel takes for a UNIX socket.
@@ -309,14 +299,13 @@ const maxGIDPrefixes = 4096
 // gidPrefixes parses the setting key, a list of GIDs and prefixes of GIDs.
 func gidPrefixes(key string, texts []string) (out []netip.Prefix, err error) {
 	if len(texts) > maxGIDPrefixes {
-		return nil, &valueError{key, fmt.Sprintf("%s: %d are given, at most %d can be: use shorter prefixes", key,
-			len(texts), maxGIDPrefixes)}
+		return nil, bad(key, "%s: %d are given, at most %d can be: use shorter prefixes", key, len(texts), maxGIDPrefixes)
 	}
 	for i, text := range texts {
 		p, ok := gidPrefix(text)
 		if !ok {
-			return nil, &valueError{fmt.Sprintf("%s[%d]", key, i),
-				fmt.Sprintf("%s %q: want GIDs or prefixes of them, such as fe80::1, fe80::/10 or 192.0.2.0/24", key, text)}
+			return nil, bad(fmt.Sprintf("%s[%d]", key, i),
+				"%s %q: want GIDs or prefixes of them, such as fe80::1, fe80::/10 or 192.0.2.0/24", key, text)
 		}
 		out = append(out, p)
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -65,24 +66,10 @@ func typeError(e string) string {
 	if m == nil {
 		return e
 	}
-	is := map[string]string{"seq": "a list", "map": "keys and values"}[m[2]]
-	if is == "" {
-		is = fmt.Sprintf("%q", m[3])
-	}
-	want := "keys and values, such as name: ibcm0"
-	switch strings.TrimPrefix(m[4], "*") {
-	case "string":
-		want = "a word"
-	case "bool":
-		want = "true or false"
-	case "[]string":
-		want = "a list"
-	case "int", "uint16", "uint32":
-		want = "a number"
-		if m[2] == "int" {
-			want = "a number in range" // it is a number, but too large or negative
-		}
-	}
+	is := cmp.Or(map[string]string{"seq": "a list", "map": "keys and values"}[m[2]], fmt.Sprintf("%q", m[3]))
+	number := either(m[2] == "int", "a number in range", "a number") // it is one, but too large or negative
+	want := cmp.Or(map[string]string{"string": "a word", "bool": "true or false", "[]string": "a list",
+		"int": number, "uint16": number, "uint32": number}[m[4]], "keys and values, such as name: ibcm0")
 	return fmt.Sprintf("line %s: %s where %s belongs (ipoibcmd init shows an example)", m[1], is, want)
 }
 

@@ -35,7 +35,7 @@ func TestSampleIsTheDefaults(t *testing.T) {
 	if diff := cmp.Diff(good(), got, cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("sample.yaml differs from the defaults (-defaults +sample):\n%s", diff)
 	}
-	if err := got.check(); err != nil {
+	if _, err := got.settings(); err != nil {
 		t.Errorf("sample.yaml: %v", err)
 	}
 	for _, f := range reflect.VisibleFields(reflect.TypeFor[Config]()) {
@@ -174,7 +174,7 @@ func TestEveryBadValueIsNamed(t *testing.T) {
 	for _, tt := range badValues {
 		c := good()
 		tt.change(&c)
-		if err := c.check(); err == nil || !strings.Contains(err.Error(), tt.want) {
+		if _, err := c.settings(); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: got %v, want %q", tt.name, err, tt.want)
 		}
 	}
@@ -231,17 +231,17 @@ func TestSettings(t *testing.T) {
 }
 
 // configured merges a file with flags of run.
-func configured(file string, args ...string) (c Config, err error) {
+func configured(file string, args ...string) (s settings, err error) {
 	flags := defaults()
 	cmd := &cobra.Command{Use: "run", RunE: func(cmd *cobra.Command, _ []string) (err error) {
-		c, err = configure(cmd, &flags, file)
+		s, err = configure(cmd, &flags, file)
 		return err
 	}}
 	flags.bind(cmd.Flags())
 	cmd.SilenceUsage, cmd.SilenceErrors = true, true
 	cmd.SetArgs(args)
 	err = cmd.Execute()
-	return c, err
+	return s, err
 }
 
 // What a flag overrides in the file must be right too, and what is wrong only beside the flag is
@@ -285,21 +285,21 @@ func TestFlagsOverrideTheFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got Config
-	merge := func(args ...string) (err error) {
-		got, err = configured(file, args...)
+	merge := func(args ...string) error {
+		s, err := configured(file, args...)
+		got = s.Config
 		return err
 	}
 
 	if err := merge(); err != nil {
 		t.Fatal(err)
 	}
-	on, off := true, false
 	want := good()
 	want.Underlay, want.Name, want.Mode, want.UDMTU, want.Addresses, want.PKey = "eth1", "ib7", "uc", 1444,
 		[]string{"10.0.0.1/24"}, 0x8123
 	// the one not named keeps its default
-	want.Offload = Offload{GSO: &off, GRO: &on, OneThread: &on, HoldP: &on, BusyPoll: &on, Connected: &on, Checksum: &on,
-		TSO: &on, USO: &on}
+	want.Offload = Offload{GSO: false, GRO: true, OneThread: true, HoldP: true, BusyPoll: true, Connected: true,
+		Checksum: true, TSO: true, USO: true}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("file alone (-want +got):\n%s", diff)
 	}
@@ -393,8 +393,8 @@ func TestEveryFlagCounts(t *testing.T) {
 				t.Fatalf("--%s %s: %v", name, value, err)
 			}
 		}
-		c, _ := configure(cmd, &flags, "") // the value need be no good one
-		return c
+		s, _ := configure(cmd, &flags, "") // the value need be no good one
+		return s.Config
 	}
 	plain, flags := of("", ""), defaults()
 	set := pflag.NewFlagSet("", pflag.ContinueOnError)

@@ -12,17 +12,17 @@ import (
 
 // confine returns the function that gives up the rights that the process does not need once it serves. The
 // configuration file, if there is one, stays readable, because a reload reads it again.
-func (c *Config) confine(s settings, file string) func() ([]control.Protection, error) {
+func (s *settings) confine(file string) func() ([]control.Protection, error) {
 	// Provider ibverbs goes without Landlock. Landlock gives the process other credentials, with which
 	// uverbs takes no writes on a descriptor that was opened before (include/rdma/ib.h,
 	// ib_safe_file_access). So no datagram would leave rdma_rxe.
-	o := sandbox.Options{User: s.user, SysAdmin: c.Netns != "",
-		NoLandlock: off(c.Sandbox.Landlock) || c.Provider == ibVerbs, Socket: c.controlPath()}
+	o := sandbox.Options{User: s.user, SysAdmin: s.Netns != "",
+		NoLandlock: !s.Sandbox.Landlock || s.Provider == ibVerbs, Socket: s.controlPath()}
 	o.OwnFolder = filepath.Dir(o.Socket) == control.SocketDir
 	switch {
-	case off(c.Sandbox.Seccomp):
+	case !s.Sandbox.Seccomp:
 		o.NoSeccomp = "switched off"
-	case c.Provider == ibVerbs:
+	case s.Provider == ibVerbs:
 		o.NoSeccomp = "what the libraries of provider ibverbs call is not known"
 	}
 	if file != "" {
@@ -30,9 +30,9 @@ func (c *Config) confine(s settings, file string) func() ([]control.Protection, 
 			o.ReadDirs = append(o.ReadDirs, filepath.Dir(abs))
 		}
 	}
-	dirs, ports := c.memberFiles(s.link)
+	dirs, ports := s.memberFiles(s.link)
 	o.ReadDirs, o.ConnectPorts = append(o.ReadDirs, dirs...), ports
-	for _, path := range []string{c.MetricsTLS, c.MetricsAuth} {
+	for _, path := range []string{s.MetricsTLS, s.MetricsAuth} {
 		if path != "" {
 			o.ReadDirs = append(o.ReadDirs, filepath.Dir(path))
 		}

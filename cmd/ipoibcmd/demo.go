@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -59,17 +60,16 @@ func newDemo() *cobra.Command {
 
 // check returns an error if a flag is out of range, or if the process is not root.
 func (o *demoOptions) check() error {
-	switch {
-	case o.duration < 100*time.Millisecond || o.duration > time.Minute:
-		return usageError{fmt.Errorf("--duration %v: must be 100ms to 1m", o.duration)}
-	case o.transfer < 1 || o.transfer > 4096:
-		return usageError{fmt.Errorf("--transfer %d: must be 1 to 4096", o.transfer)}
-	case o.mtu < 1500 || o.mtu > 65535:
-		return usageError{fmt.Errorf("--underlay-mtu %d: must be 1500 to 65535", o.mtu)}
-	case os.Geteuid() != 0:
-		return hintError{errors.New("demo makes network namespaces and needs root"), "sudo ipoibcmd demo"}
-	}
-	return nil
+	return cmp.Or(
+		errorIf(o.duration < 100*time.Millisecond || o.duration > time.Minute,
+			usageError{fmt.Errorf("--duration %v: must be 100ms to 1m", o.duration)}),
+		errorIf(o.transfer < 1 || o.transfer > 4096,
+			usageError{fmt.Errorf("--transfer %d: must be 1 to 4096", o.transfer)}),
+		errorIf(o.mtu < 1500 || o.mtu > 65535,
+			usageError{fmt.Errorf("--underlay-mtu %d: must be 1500 to 65535", o.mtu)}),
+		errorIf(os.Geteuid() != 0,
+			hintError{errors.New("demo makes network namespaces and needs root"), "sudo ipoibcmd demo"}),
+	)
 }
 
 // udMTU returns the UD MTU that the agents choose: the largest that one frame of the underlay carries, but
@@ -135,11 +135,7 @@ func demo(ctx context.Context, opt demoOptions) (err error) {
 		}
 	}
 	if !opt.json {
-		underlay := "IPv6"
-		if opt.ipv4 {
-			underlay = "IPv4"
-		}
-		fmt.Fprintf(stdout, "two hosts on this machine, joined by %s and MTU %d\n", underlay, opt.mtu)
+		fmt.Fprintf(stdout, "two hosts on this machine, joined by %s and MTU %d\n", either(opt.ipv4, "IPv4", "IPv6"), opt.mtu)
 	}
 	runErr := d.run()
 	logs := ""
@@ -190,13 +186,7 @@ func (d *demoRun) step(name string, f func() (detail string, err error)) error {
 	}
 	d.res.Steps = append(d.res.Steps, s)
 	if !d.opt.json {
-		mark, back := "ok  ", ""
-		if !s.OK {
-			mark = "FAIL"
-		}
-		if d.opt.terminal {
-			back = "\r\x1b[K"
-		}
+		mark, back := either(s.OK, "ok  ", "FAIL"), either(d.opt.terminal, "\r\x1b[K", "")
 		fmt.Fprintf(stdout, "%s%s %-38s %6d ms  %s\n", back, mark, name, s.MS, s.Detail)
 	}
 	if err != nil {

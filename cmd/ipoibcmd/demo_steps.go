@@ -461,10 +461,7 @@ func (d *demoRun) verdict(a control.Conn) string {
 	if errA != nil || errB != nil {
 		return "one connection"
 	}
-	winner := "b"
-	if a.Role == "active" {
-		winner = "a"
-	}
+	winner := either(a.Role == "active", "a", "b")
 	return fmt.Sprintf("one connection, the REQ of %s won: %s against %s", winner, sa.Interface.LinkAddr,
 		sb.Interface.LinkAddr)
 }

@@ -32,11 +32,7 @@ func newDevices() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if asJSON {
-				return printJSON(d)
-			}
-			printDevices(stdout, d)
-			return nil
+			return printDoc(asJSON, d, printDevices)
 		},
 	}
 	cmd.Flags().BoolVar(&asJSON, "json", false, "print JSON")
@@ -49,11 +45,7 @@ func listDevices() (*control.Devices, error) {
 		return nil, fmt.Errorf("list network devices: %w", err)
 	}
 	d := &control.Devices{Version: control.Version, Underlays: []control.UnderlayDevice{}, RDMA: []control.RDMADevice{}}
-	netdevs := map[string][]string{}
 	for _, i := range infos {
-		if i.RDMA != "" {
-			netdevs[i.RDMA] = append(netdevs[i.RDMA], i.Link.Name)
-		}
 		if i.Link.Name == "lo" || i.Link.Type == "tun" || i.Link.Type == "tuntap" {
 			continue
 		}
@@ -70,13 +62,25 @@ func listDevices() (*control.Devices, error) {
 		}
 		d.Underlays = append(d.Underlays, u)
 	}
-	for _, name := range rdmamap.GetRdmaDeviceList() {
-		d.RDMA = append(d.RDMA, rdmaDevice(name, netdevs[name]))
-	}
+	d.RDMA = append(d.RDMA, rdmaDevices(infos)...)
 	if len(d.RDMA) == 0 {
 		d.Notes = append(d.Notes, "no RDMA devices: softroce needs none")
 	}
 	return d, nil
+}
+
+// rdmaDevices describes the RDMA devices of this host. all are its network devices.
+func rdmaDevices(all []hostnet.Info) (out []control.RDMADevice) {
+	netdevs := map[string][]string{}
+	for _, i := range all {
+		if i.RDMA != "" {
+			netdevs[i.RDMA] = append(netdevs[i.RDMA], i.Link.Name)
+		}
+	}
+	for _, name := range rdmamap.GetRdmaDeviceList() {
+		out = append(out, rdmaDevice(name, netdevs[name]))
+	}
+	return out
 }
 
 // rdmaDevice describes an RDMA device: its InfiniBand ports, the character devices that it has, and the
@@ -108,14 +112,8 @@ func rdmaDevice(name string, netdevs []string) control.RDMADevice {
 func printDevices(w io.Writer, d *control.Devices) {
 	t := newTable("UNDERLAY", "STATE", "MTU", "PATH MTU", "ADDRESSES", "DRIVER", "SPEED", "UDP SEGMENTATION", "GRO")
 	for _, u := range d.Underlays {
-		state, speed := "down", "?"
-		if u.Up {
-			state = "up"
-		}
-		if u.SpeedMbps > 0 {
-			speed = fmt.Sprintf("%d Mb/s", u.SpeedMbps)
-		}
-		t.add(u.Name, state, u.MTU, u.PathMTU, strings.Join(u.Addresses, " "), u.Driver, speed,
+		speed := either(u.SpeedMbps > 0, fmt.Sprintf("%d Mb/s", u.SpeedMbps), "?")
+		t.add(u.Name, either(u.Up, "up", "down"), u.MTU, u.PathMTU, strings.Join(u.Addresses, " "), u.Driver, speed,
 			onOff(u.Features, "tx-udp-segmentation"), onOff(u.Features, "rx-gro"))
 	}
 	t.render(w)
@@ -138,10 +136,7 @@ func printPorts(w io.Writer, devices []control.RDMADevice) {
 	t, some := newTable("INFINIBAND PORT", "STATE", "LID", "SM LID", "GID", "PARTITIONS", "RATE"), false
 	for _, r := range devices {
 		for _, p := range r.Ports {
-			sm := fmt.Sprint(p.SMLID)
-			if p.SMLID == 0 {
-				sm = "no subnet manager"
-			}
+			sm := either(p.SMLID == 0, "no subnet manager", fmt.Sprint(p.SMLID))
 			t.add(fmt.Sprintf("%s/%d", r.Name, p.Port), p.State, p.LID, sm, p.GID, strings.Join(p.PKeys, " "), p.Rate)
 			some = true
 		}
@@ -155,11 +150,8 @@ func printPorts(w io.Writer, devices []control.RDMADevice) {
 
 func onOff(features map[string]bool, name string) string {
 	on, known := features[name]
-	switch {
-	case !known:
+	if !known {
 		return "?"
-	case on:
-		return "on"
 	}
-	return "off"
+	return either(on, "on", "off")
 }

@@ -39,15 +39,11 @@ func newDoctor() *cobra.Command {
 			if peer != "" {
 				return doctorPeer(cmd, &flags, peer, asJSON)
 			}
-			c, err := configure(cmd, &flags, file)
+			s, err := configure(cmd, &flags, file)
 			if err != nil {
 				return usageError{err}
 			}
-			s, err := c.settings()
-			if err != nil {
-				return usageError{err}
-			}
-			return printExam(doctor.Examine(gather(cmd.Context(), c, s)), "run would work", "run would not work", asJSON)
+			return printExam(doctor.Examine(gather(cmd.Context(), s)), "run would work", "run would not work", asJSON)
 		},
 	}
 	flags.bind(cmd.Flags())
@@ -58,20 +54,9 @@ func newDoctor() *cobra.Command {
 }
 
 // printExam prints the checks, as a table with a verdict or as JSON. It returns an error if a check fails.
-func printExam(d control.Doctor, good, bad string, asJSON bool) (err error) {
-	verdict := good
-	if !d.OK {
-		verdict = bad
-	}
-	if asJSON {
-		err = printJSON(d)
-	} else {
-		printDoctor(stdout, &d, verdict)
-	}
-	if err == nil && !d.OK {
-		err = silentError{errors.New(bad)}
-	}
-	return err
+func printExam(d control.Doctor, good, bad string, asJSON bool) error {
+	print := func(w io.Writer, d *control.Doctor) { printDoctor(w, d, either(d.OK, good, bad)) }
+	return told(asJSON, &d, print, errorIf(!d.OK, errors.New(bad)))
 }
 
 func printDoctor(w io.Writer, d *control.Doctor, verdict string) {

@@ -15,7 +15,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/Mellanox/rdmamap"
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/doctor"
@@ -36,30 +35,28 @@ const (
 )
 
 // gather looks at the host. It must leave nothing behind.
-func gather(ctx context.Context, c Config, s settings) doctor.Facts {
+func gather(ctx context.Context, s settings) doctor.Facts {
 	f := doctor.Facts{
-		Name: c.Name, Underlay: c.Underlay, Provider: c.Provider, UDMTU: int(c.UDMTU), GID: s.gid, CMTransport: c.CMTransport,
-		NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), Prefixes: s.prefixes, ControlPath: c.controlPath(),
+		Name: s.Name, Underlay: s.Underlay, Provider: s.Provider, UDMTU: int(s.UDMTU), GID: s.gid, CMTransport: s.CMTransport,
+		NoGSO: !s.Offload.GSO, NoGRO: !s.Offload.GRO, Prefixes: s.prefixes, ControlPath: s.controlPath(),
 	}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		f.Kernel = unix.ByteSliceToString(u.Release[:])
 	}
-	if c.infiniBand() {
-		f.InfiniBand = infiniBandFacts(c.Device, c.Port, ib.PKey(c.PKey))
+	if s.infiniBand() {
+		f.InfiniBand = infiniBandFacts(s.Device, s.Port, ib.PKey(s.PKey))
 	}
 	f.NetAdmin = netAdmin()
 	f.Control, f.ControlErr = controlState(f.ControlPath)
-	openFacts(ctx, &f, c, s)
-	netdevs := deviceFacts(&f) // after openFacts, which waits for addresses that are tentative
-	rehearse(&f, c.Netns)
+	openFacts(ctx, &f, s)
+	deviceFacts(&f) // after openFacts, which waits for addresses that are tentative
+	rehearse(&f, s.Netns)
 	gso, gro := softroce.TestOffloads()
 	f.Loopback = !errors.Is(gso, softroce.ErrLoopback) && !errors.Is(gro, softroce.ErrLoopback)
 	f.GSOErr, f.GROErr = offloadText(gso), offloadText(gro)
-	for _, name := range rdmamap.GetRdmaDeviceList() {
-		r := rdmaDevice(name, netdevs[name])
-		f.RDMA = append(f.RDMA, doctor.RDMA{Name: r.Name, NetDevs: r.NetDevs, Nodes: r.Nodes, Missing: r.Missing})
-	}
+	all, _ := hostnet.Devices() // without them, network devices of RDMA devices are unknown
+	f.RDMA = rdmaDevices(all)
 	f.IBCM = doctor.No
 	if _, err := os.Stat("/sys/module/ib_cm"); err == nil {
 		f.IBCM, f.IBCMUsers = doctor.Yes, moduleUsers("/sys/module", "ib_cm")
@@ -67,8 +64,8 @@ func gather(ctx context.Context, c Config, s settings) doctor.Facts {
 	f.Managers, f.Files = managers(), managerFiles()
 	rehearseDemo(&f)
 	localGuard(&f)
-	firewall(ctx, &f, c)
-	memberFacts(ctx, &f, c, s)
+	firewall(ctx, &f, s.User)
+	memberFacts(ctx, &f, s)
 	return f
 }
 
@@ -92,13 +89,13 @@ func moduleUsers(dir, name string) (users []string) {
 }
 
 // firewall reads the rules of the host's firewall, which nft prints. It also notes as which user run would
-// open its sockets: rules may depend on that.
-func firewall(ctx context.Context, f *doctor.Facts, c Config) {
-	name, uid := c.User, os.Geteuid()
+// open its sockets: rules may depend on that. runUser is the one that run would go on as, if any.
+func firewall(ctx context.Context, f *doctor.Facts, runUser string) {
+	name, uid := runUser, os.Geteuid()
 	if u, err := user.LookupId(strconv.Itoa(uid)); err == nil && name == "" {
 		name = u.Username
 	}
-	if f.User = []any{name, float64(uid)}; c.User != "" { // sockets are opened before the user changes
+	if f.User = []any{name, float64(uid)}; runUser != "" { // sockets are opened before the user changes
 		f.User = []any{"root", 0.0}
 	}
 	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
@@ -165,10 +162,8 @@ func offloadText(err error) string {
 	return err.Error()
 }
 
-// deviceFacts reads the underlay, and returns the network devices of each RDMA
-// device.
-func deviceFacts(f *doctor.Facts) map[string][]string {
-	netdevs := map[string][]string{}
+// deviceFacts reads the underlay.
+func deviceFacts(f *doctor.Facts) {
 	i, err := hostnet.Underlay(f.Underlay)
 	switch {
 	case errors.Is(err, hostnet.ErrNotFound):
@@ -183,22 +178,12 @@ func deviceFacts(f *doctor.Facts) map[string][]string {
 		}
 		f.Device = d
 	}
-	all, err := hostnet.Devices()
-	if err != nil {
-		return netdevs // shown as unknown
-	}
-	for _, i := range all {
-		if i.RDMA != "" {
-			netdevs[i.RDMA] = append(netdevs[i.RDMA], i.Link.Name)
-		}
-	}
-	return netdevs
 }
 
 // openFacts opens the provider as run does, and closes it again.
-func openFacts(ctx context.Context, f *doctor.Facts, c Config, s settings) {
+func openFacts(ctx context.Context, f *doctor.Facts, s settings) {
 	f.Opened = true
-	p, _, _, err := openProvider(ctx, c, s, 1, new(predecessor), slog.New(slog.DiscardHandler))
+	p, _, err := openProvider(ctx, s, 1, new(predecessor), slog.New(slog.DiscardHandler))
 	if err != nil {
 		f.OpenErr = err.Error()
 		if f.PortTaken = errors.Is(err, unix.EADDRINUSE); f.PortTaken {
@@ -207,16 +192,15 @@ func openFacts(ctx context.Context, f *doctor.Facts, c Config, s settings) {
 		return
 	}
 	f.Open = doctor.Open{GIDs: p.Port().GIDs, QP1: p.MADPort() != nil}
-	for name, to := range map[string]*uint64{
+	buffers := map[string]*uint64{
 		"socket_recv_buffer_asked": &f.Open.RecvAsked, "socket_recv_buffer": &f.Open.RecvGot,
 		"socket_send_buffer_asked": &f.Open.SendAsked, "socket_send_buffer": &f.Open.SendGot,
-	} {
-		p.Counters(func(n string, v uint64) {
-			if n == name {
-				*to = v
-			}
-		})
 	}
+	p.Counters(func(name string, v uint64) {
+		if to := buffers[name]; to != nil {
+			*to = v
+		}
+	})
 	if err := p.Close(); err != nil {
 		f.OpenErr = err.Error()
 	}
@@ -291,23 +275,14 @@ func interfaceExists(name string) bool {
 
 // netAdmin reads whether CAP_NET_ADMIN is effective.
 func netAdmin() doctor.Answer {
-	b, err := os.ReadFile("/proc/thread-self/status")
-	if err != nil {
+	var caps [2]unix.CapUserData // of capabilities 0 to 31, and of the others
+	if unix.Capget(&unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}, &caps[0]) != nil {
 		return doctor.Unknown
 	}
-	for line := range strings.Lines(string(b)) {
-		if hex, ok := strings.CutPrefix(line, "CapEff:"); ok {
-			caps, err := strconv.ParseUint(strings.TrimSpace(hex), 16, 64)
-			switch {
-			case err != nil:
-				return doctor.Unknown
-			case caps&(1<<unix.CAP_NET_ADMIN) != 0:
-				return doctor.Yes
-			}
-			return doctor.No
-		}
+	if caps[0].Effective&(1<<unix.CAP_NET_ADMIN) != 0 {
+		return doctor.Yes
 	}
-	return doctor.Unknown
+	return doctor.No
 }
 
 // controlState returns whether run could listen at path, and the reason if it could not. It makes nothing
@@ -358,38 +333,34 @@ func portOwner(port uint16) string {
 			}
 		}
 	}
-	owner := ""
-	eachProcess(func(dir, comm string) bool {
+	for dir, comm := range processes {
 		fds, _ := os.ReadDir(dir + "/fd")
 		for _, fd := range fds {
 			if to, err := os.Readlink(dir + "/fd/" + fd.Name()); err == nil && sockets[to] {
-				owner = fmt.Sprintf("%s, process %s", comm, filepath.Base(dir))
-				return false
+				return fmt.Sprintf("%s, process %s", comm, filepath.Base(dir))
 			}
 		}
-		return true
-	})
-	return owner
+	}
+	return ""
 }
 
 // managers returns the names of processes that configure interfaces.
 func managers() (names []string) {
-	eachProcess(func(_, comm string) bool {
+	for _, comm := range processes {
 		if slices.Contains(doctor.ManagerNames, comm) && !slices.Contains(names, comm) {
 			names = append(names, comm)
 		}
-		return true
-	})
+	}
 	slices.Sort(names)
 	return names
 }
 
-// eachProcess calls f for every process until it returns false.
-func eachProcess(f func(dir, comm string) bool) {
+// processes yields the directory and the name of every process.
+func processes(yield func(dir, comm string) bool) {
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
 	for _, dir := range dirs[:min(len(dirs), maxProcesses)] {
 		comm, err := os.ReadFile(dir + "/comm")
-		if err == nil && !f(dir, strings.TrimSpace(string(comm))) {
+		if err == nil && !yield(dir, strings.TrimSpace(string(comm))) {
 			return
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/url"
 	"os"
 	"slices"
@@ -24,15 +25,11 @@ const maxEventLine = 1 << 20
 // monitor prints the events of the past, as far back as since, and then each new event, until ctx ends or
 // the agent stops.
 func monitor(ctx context.Context, flags *clientFlags, since time.Duration) error {
-	c, err := flags.open()
-	if err != nil {
-		return err
-	}
 	query := url.Values{}
 	if since > 0 {
 		query.Set("since", since.String())
 	}
-	body, err := c.stream(ctx, control.PathEvents, query)
+	body, err := flags.stream(ctx, control.PathEvents, query)
 	if err != nil {
 		return err
 	}
@@ -58,16 +55,13 @@ func eventLine(e *control.Event) string {
 	var b strings.Builder
 	arrow := " "
 	if e.Out != nil {
-		arrow = "<"
-		if *e.Out {
-			arrow = ">"
-		}
+		arrow = either(*e.Out, ">", "<")
 	}
 	fmt.Fprintf(&b, "%s %-10s %s %s", e.Time.Local().Format("15:04:05.000000"), e.Kind, arrow, e.Text)
 	if e.Peer != "" {
 		fmt.Fprintf(&b, "  peer=%s", e.Peer)
 	}
-	for _, k := range fieldOrder(e.Fields) {
+	for _, k := range slices.Sorted(maps.Keys(e.Fields)) { // so that lines can be compared
 		fmt.Fprintf(&b, " %s=%s", k, e.Fields[k])
 	}
 	return b.String()
@@ -90,15 +84,11 @@ func capture(ctx context.Context, flags *clientFlags, path string, snap int) (er
 	if snap < 0 {
 		return usageError{fmt.Errorf("--snap %d: must not be negative", snap)}
 	}
-	c, err := flags.open()
-	if err != nil {
-		return err
-	}
 	query := url.Values{}
 	if snap > 0 {
 		query.Set("snap", strconv.Itoa(snap))
 	}
-	body, err := c.stream(ctx, control.PathCapture, query)
+	body, err := flags.stream(ctx, control.PathCapture, query)
 	if err != nil {
 		return err
 	}

@@ -65,7 +65,7 @@ func FuzzInterfaces(f *testing.F) {
 		if err == nil && each == nil {
 			return
 		}
-		var all []Config
+		var all []settings
 		if err == nil {
 			all, err = decodeInterfaces(common, each)
 		}

@@ -70,7 +70,7 @@ func splitInterfaces(b []byte) (common []byte, each [][]byte, err error) {
 }
 
 // configureAll is configure for run, whose file may have several interfaces.
-func configureAll(cmd *cobra.Command, flags *Config, file string) ([]Config, error) {
+func configureAll(cmd *cobra.Command, flags *Config, file string) ([]settings, error) {
 	var each [][]byte
 	var common []byte
 	if file != "" {
@@ -83,8 +83,8 @@ func configureAll(cmd *cobra.Command, flags *Config, file string) ([]Config, err
 		}
 	}
 	if each == nil {
-		c, err := configure(cmd, flags, file)
-		return []Config{c}, err
+		s, err := configure(cmd, flags, file)
+		return []settings{s}, err
 	}
 	var given []string
 	cmd.Flags().Visit(func(f *pflag.Flag) {
@@ -104,27 +104,28 @@ func configureAll(cmd *cobra.Command, flags *Config, file string) ([]Config, err
 }
 
 // decodeInterfaces returns the configuration of each interface.
-func decodeInterfaces(common []byte, each [][]byte) (all []Config, err error) {
+func decodeInterfaces(common []byte, each [][]byte) (all []settings, err error) {
 	for i, own := range each {
 		c := defaults()
 		if err := c.decode(common); err != nil {
 			return nil, err
 		}
+		var s settings
 		err := c.decode(own)
 		if err == nil {
-			err = c.check()
+			s, err = c.settings()
 		}
 		if err != nil {
 			return nil, fmt.Errorf("interfaces[%d]: %w", i, err)
 		}
-		all = append(all, c)
+		all = append(all, s)
 	}
 	return all, checkTogether(all)
 }
 
 // checkTogether returns an error if interfaces of one process have a setting in common that must differ, or
 // a provider that allows only one.
-func checkTogether(all []Config) error {
+func checkTogether(all []settings) error {
 	for i, c := range all {
 		if c.Provider != ibVerbs {
 			return fmt.Errorf("interfaces[%d]: provider %s: a process has several interfaces of provider ibverbs only; "+
@@ -150,14 +151,10 @@ func checkTogether(all []Config) error {
 }
 
 // runAll serves several interfaces. When one ends, all do.
-func runAll(ctx context.Context, all []Config, r reloading, readAll func() ([]Config, error)) error {
+func runAll(ctx context.Context, all []settings, r reloading, readAll func() ([]settings, error)) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	s, err := all[0].settings()
-	if err != nil {
-		return err
-	}
-	r.level.Set(s.level)
+	r.level.Set(all[0].level)
 	queue := logqueue.New(os.Stderr, logqueue.Options{Level: r.level, JSON: all[0].LogFormat == "json"})
 	defer queue.Close(logPatience)
 	notify, watchdog := notifier(queue.Logger())
@@ -172,17 +169,13 @@ func runAll(ctx context.Context, all []Config, r reloading, readAll func() ([]Co
 	}
 	kept := heirs(activation.Files(true), owners, openStore, queue.Logger())
 	for i, c := range all {
-		s, err := c.settings()
-		if err != nil {
-			return err
-		}
 		own := r
 		own.together, own.member = t, i
 		own.owner, own.kept = owners[i], kept[owners[i]]
 		own.hangup = t.hangups[i]
-		own.read = func() (Config, error) { return configOf(c.Name, readAll) }
+		own.read = func() (settings, error) { return configOf(c.Name, readAll) }
 		wg.Go(func() {
-			if errs[i] = serve(ctx, c, s, own, queue); errs[i] != nil {
+			if errs[i] = serve(ctx, c, own, queue); errs[i] != nil {
 				errs[i] = fmt.Errorf("%s: %w", c.Name, errs[i])
 			}
 			stop()
@@ -194,21 +187,21 @@ func runAll(ctx context.Context, all []Config, r reloading, readAll func() ([]Co
 }
 
 // configOf reads the file again and returns the configuration of interface name.
-func configOf(name string, readAll func() ([]Config, error)) (Config, error) {
+func configOf(name string, readAll func() ([]settings, error)) (settings, error) {
 	all, err := readAll()
 	if err != nil {
-		return Config{}, err
+		return settings{}, err
 	}
-	i := slices.IndexFunc(all, func(c Config) bool { return c.Name == name })
+	i := slices.IndexFunc(all, func(c settings) bool { return c.Name == name })
 	if i < 0 {
-		return Config{}, fmt.Errorf("the file has no interface %s any more: a restart ends it", name)
+		return settings{}, fmt.Errorf("the file has no interface %s any more: a restart ends it", name)
 	}
 	return all[i], nil
 }
 
 // A together makes several interfaces one service in the eyes of its manager.
 type together struct {
-	all      []Config
+	all      []settings
 	hangups  []chan os.Signal
 	watchdog time.Duration
 
@@ -228,7 +221,7 @@ func newTogether(notify func(string), n int) *together {
 }
 
 // links returns how many interfaces of the process, c included, are on c's port and in its partition.
-func (t *together) links(c Config) (n int) {
+func (t *together) links(c settings) (n int) {
 	if t == nil {
 		return 1
 	}

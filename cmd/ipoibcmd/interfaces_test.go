@@ -17,6 +17,7 @@ interfaces:
   - name: ib1
     pkey: 0x8001
     mode: rc
+    offload: {gso: false}
 `
 
 // What stands beside the list holds for all, and what an interface says for itself wins.
@@ -50,8 +51,8 @@ func TestInterfaces(t *testing.T) {
 			t.Errorf("%s: addresses %v, want %v", c.Name, c.Addresses, want.addresses)
 		}
 	}
-	if all[0].Offload.GSO == all[1].Offload.GSO {
-		t.Error("two interfaces share a switch")
+	if !all[0].Offload.GSO || all[1].Offload.GSO {
+		t.Errorf("GSO is %v and %v, want true and false: a switch is of one interface", all[0].Offload.GSO, all[1].Offload.GSO)
 	}
 }
 
@@ -94,7 +95,9 @@ func TestBadInterfaces(t *testing.T) {
 
 // An interface that is in the file no more goes on until a restart.
 func TestConfigOf(t *testing.T) {
-	read := func() ([]Config, error) { return []Config{{Name: "a"}, {Name: "b", Mode: "uc"}}, nil }
+	read := func() ([]settings, error) {
+		return []settings{{Config: Config{Name: "a"}}, {Config: Config{Name: "b", Mode: "uc"}}}, nil
+	}
 	if c, err := configOf("b", read); err != nil || c.Mode != "uc" {
 		t.Errorf("got %+v, %v; want that of b", c, err)
 	}
@@ -102,7 +105,7 @@ func TestConfigOf(t *testing.T) {
 		t.Errorf("got %v, want that it is gone", err)
 	}
 	bad := errors.New("bad")
-	if _, err := configOf("a", func() ([]Config, error) { return nil, bad }); !errors.Is(err, bad) {
+	if _, err := configOf("a", func() ([]settings, error) { return nil, bad }); !errors.Is(err, bad) {
 		t.Errorf("got %v, want %v", err, bad)
 	}
 }
@@ -142,15 +145,17 @@ func TestTogether(t *testing.T) {
 // Interfaces of one port and partition share what the administrator does not count.
 func TestLinks(t *testing.T) {
 	g := newTogether(nil, 4)
-	g.all = []Config{{Device: "a", Port: 1, PKey: 0xffff}, {Device: "a", Port: 1, PKey: 0x7fff},
-		{Device: "a", Port: 2, PKey: 0xffff}, {Device: "a", Port: 1, PKey: 0x8001}}
+	for _, c := range []Config{{Device: "a", Port: 1, PKey: 0xffff}, {Device: "a", Port: 1, PKey: 0x7fff},
+		{Device: "a", Port: 2, PKey: 0xffff}, {Device: "a", Port: 1, PKey: 0x8001}} {
+		g.all = append(g.all, settings{Config: c})
+	}
 	for i, want := range []int{2, 2, 1, 1} {
 		if got := g.links(g.all[i]); got != want {
 			t.Errorf("interface %d: %d on its port and partition, want %d", i, got, want)
 		}
 	}
 	var alone *together
-	if got := alone.links(Config{}); got != 1 {
+	if got := alone.links(settings{}); got != 1 {
 		t.Errorf("an interface alone: %d, want 1", got)
 	}
 }

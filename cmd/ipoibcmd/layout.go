@@ -32,6 +32,14 @@ func widthOf(w io.Writer) int {
 	return defaultWidth
 }
 
+// either returns one of two texts: yes if b is true, else no.
+func either(b bool, yes, no string) string {
+	if b {
+		return yes
+	}
+	return no
+}
+
 // A grid is a table whose columns are ordered by importance. Where a line is too
 // short for all of them, the last ones follow each row on lines of their own.
 type grid struct {
@@ -90,10 +98,7 @@ func (g *grid) fit(width int) (widths []int, n int) {
 func printRow(w io.Writer, cells []string, widths []int) {
 	var b strings.Builder
 	for i, c := range cells {
-		b.WriteString(c)
-		if i+1 < len(cells) {
-			b.WriteString(strings.Repeat(" ", widths[i]-utf8.RuneCountInString(c)+columnGap))
-		}
+		fmt.Fprintf(&b, "%-*s", widths[i]+columnGap, c)
 	}
 	fmt.Fprintln(w, strings.TrimRight(b.String(), " "))
 }

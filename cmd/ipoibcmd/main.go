@@ -87,17 +87,14 @@ func (e hintError) Unwrap() error { return e.error }
 
 // report prints err for people, or as a JSON document where --json was given.
 func report(cmd *cobra.Command, err error) {
-	hint := ""
-	if h := (hintError{}); errors.As(err, &h) {
-		hint = h.hint
-	}
+	h, _ := errors.AsType[hintError](err)
 	if f := cmd.Flags().Lookup("json"); f != nil && f.Value.String() == "true" && stdout.err == nil {
-		printJSON(control.Error{Version: control.Version, Error: err.Error(), Hint: hint})
+		printJSON(control.Error{Version: control.Version, Error: err.Error(), Hint: h.hint})
 		return
 	}
 	text := fmt.Sprintf("%s: %v\n", cmd.CommandPath(), err)
-	if hint != "" {
-		text += "  " + hint + "\n"
+	if h.hint != "" {
+		text += "  " + h.hint + "\n"
 	}
 	sayWithin(os.Stderr, text, logPatience)
 }

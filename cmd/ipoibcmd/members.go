@@ -119,18 +119,11 @@ func printMembers(w io.Writer, d *control.Members) {
 	if d.Revision > 0 {
 		state += fmt.Sprintf(", revision %d", d.Revision)
 	}
-	link := ""
-	if d.Link != "" {
-		link = "link " + d.Link + ", "
-	}
 	n := map[string]int{}
 	for _, m := range d.Members {
 		n[m.State]++
 	}
-	members := "members"
-	if len(d.Members) == 1 {
-		members = "member"
-	}
+	link, members := either(d.Link != "", "link "+d.Link+", ", ""), either(len(d.Members) == 1, "member", "members")
 	printWrapped(w, "", 2, fmt.Sprintf("%s%s: %d %s, %d heard; %s", link, d.Source, len(d.Members), members,
 		n[control.MemberHeard], state), width)
 	for _, line := range memberTrouble(d) {
@@ -142,11 +135,8 @@ func printMembers(w io.Writer, d *control.Members) {
 	fmt.Fprintln(w)
 	t := newTable("MEMBER", "STATE", "HEARD", "GID", "ADDRESSES", "QPN", "BY")
 	for _, m := range d.Members {
-		heard := ""
-		if m.Heard {
-			heard = age(m.HeardMS)
-		}
-		t.add(m.ID, m.State, heard, strings.Join(m.GIDs, " "), strings.Join(m.IPs, " "), m.UDQPN, m.By)
+		t.add(m.ID, m.State, either(m.Heard, age(m.HeardMS), ""),
+			strings.Join(m.GIDs, " "), strings.Join(m.IPs, " "), m.UDQPN, m.By)
 	}
 	t.render(w)
 }

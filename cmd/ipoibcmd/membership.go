@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -61,17 +62,17 @@ const (
 
 // parseMembership reads the settings about members.
 func (c *Config) parseMembership() (l linkSpec, err error) {
-	if c.Link != "" && !membership.ValidID(c.Link) {
-		return l, bad("link", "link %q: want letters, digits and . _ - :", c.Link)
-	}
-	if l.id = c.MemberID; l.id == "" {
-		l.id, _ = os.Hostname()
-	} else if !membership.ValidID(l.id) {
-		return l, bad("member_id", "member_id %q: want letters, digits and . _ - :", l.id)
-	}
+	host, _ := os.Hostname()
+	l.id = cmp.Or(c.MemberID, host)
 	scheme, rest, ok := strings.Cut(c.Membership, "://")
-	if ok && rest == "" {
-		return l, bad("membership", "membership %q: nothing follows ://", c.Membership)
+	if err := cmp.Or(
+		refuse(c.Link != "" && !membership.ValidID(c.Link), "link",
+			"link %q: want letters, digits and . _ - :", c.Link),
+		refuse(c.MemberID != "" && !membership.ValidID(c.MemberID), "member_id",
+			"member_id %q: want letters, digits and . _ - :", c.MemberID),
+		refuse(ok && rest == "", "membership", "membership %q: nothing follows ://", c.Membership),
+	); err != nil {
+		return l, err
 	}
 	switch {
 	case c.Membership == "" || c.Membership == fromStatic:
@@ -98,23 +99,22 @@ func (c *Config) parseMembership() (l linkSpec, err error) {
 			"membership %q: want etcd://HOST:2379,…, etcds://… (TLS), dns://NAME, file:///PATH or static", c.Membership)
 	}
 	if v := (*valueError)(nil); err != nil && !errors.As(err, &v) {
-		err = &valueError{"membership", fmt.Sprintf("membership %q: %v", c.Membership, err)}
+		err = bad("membership", "membership %q: %v", c.Membership, err)
 	}
 	return l, err
 }
 
 func (c *Config) parseEtcd(l *linkSpec, rest string) error {
-	switch {
-	case c.Link == "":
-		return &valueError{
-			"link", "link: etcd keeps the hosts of many links: give this one a name, the same on all of its hosts (--link NAME)"}
-	case !membership.ValidID(l.id):
-		return &valueError{"member_id", fmt.Sprintf("member_id: the name of this host, %q, cannot be a key: give another",
-			l.id)}
-	case (c.Etcd.Cert == "") != (c.Etcd.Key == ""):
-		return &valueError{"etcd.cert", "etcd: cert and key belong together"}
-	case (c.Etcd.User == "") != (c.Etcd.Password == ""):
-		return &valueError{"etcd.user", "etcd: user and password_file belong together"}
+	if err := cmp.Or(
+		refuse(c.Link == "", "link",
+			"link: etcd keeps the hosts of many links: give this one a name, the same on all of its hosts (--link NAME)"),
+		refuse(!membership.ValidID(l.id), "member_id",
+			"member_id: the name of this host, %q, cannot be a key: give another", l.id),
+		refuse((c.Etcd.Cert == "") != (c.Etcd.Key == ""), "etcd.cert", "etcd: cert and key belong together"),
+		refuse((c.Etcd.User == "") != (c.Etcd.Password == ""), "etcd.user",
+			"etcd: user and password_file belong together"),
+	); err != nil {
+		return err
 	}
 	for e := range strings.SplitSeq(strings.TrimSuffix(rest, "/"), ",") {
 		host, port, err := net.SplitHostPort(e)
@@ -131,7 +131,7 @@ func (c *Config) parseEtcd(l *linkSpec, rest string) error {
 	}
 	lease, err := time.ParseDuration(c.Etcd.Lease)
 	if err != nil || lease < leastLease || lease > mostLease {
-		return &valueError{"etcd.lease", fmt.Sprintf("etcd.lease %q: want %v to %v", c.Etcd.Lease, leastLease, mostLease)}
+		return bad("etcd.lease", "etcd.lease %q: want %v to %v", c.Etcd.Lease, leastLease, mostLease)
 	}
 	l.lease = lease.Round(time.Second)
 	return nil
@@ -175,21 +175,21 @@ func (c *Config) source(l linkSpec) (membership.Source, error) {
 
 // members returns how the agent finds the hosts of the link; nil for the static list. end closes what
 // members has opened.
-func (c *Config) members(l linkSpec, log *slog.Logger) (m *agent.Members, end func(), err error) {
+func (s *settings) members(log *slog.Logger) (m *agent.Members, end func(), err error) {
 	end = func() {}
-	src, err := c.source(l)
+	src, err := s.source(s.link)
 	if src == nil || err != nil {
 		return nil, end, err
 	}
-	m = &agent.Members{Link: c.Link, Source: src, Grace: l.lease / 2}
-	if l.kind == fromEtcd {
-		m.ID = l.id
+	m = &agent.Members{Link: s.Link, Source: src, Grace: s.link.lease / 2}
+	if s.link.kind == fromEtcd {
+		m.ID = s.link.id
 	}
-	if c.StateDir == "" {
+	if s.StateDir == "" {
 		m.Note = "the list is not kept on disk: state_dir is empty"
 		return m, end, nil
 	}
-	store, err := source.OpenStore(c.StateDir, c.Name, c.Link+" "+src.Name())
+	store, err := source.OpenStore(s.StateDir, s.Name, s.Link+" "+src.Name())
 	if err != nil {
 		// Only a start while the source does not answer needs the list on disk. Without the list such a
 		// start may be slow, but it works.
@@ -226,14 +226,14 @@ func (c *Config) memberFiles(l linkSpec) (dirs []string, ports []uint16) {
 const askWithin = 5 * time.Second
 
 // memberFacts asks the source of members once, and does not publish this host there.
-func memberFacts(ctx context.Context, f *doctor.Facts, c Config, s settings) {
+func memberFacts(ctx context.Context, f *doctor.Facts, s settings) {
 	l := s.link
 	l.id = ""
-	src, err := c.source(l)
+	src, err := s.source(l)
 	if src == nil && err == nil {
 		return
 	}
-	f.Members, f.MembersErr = c.Membership, "no answer in time"
+	f.Members, f.MembersErr = s.Membership, "no answer in time"
 	if err != nil {
 		f.MembersErr = err.Error()
 		return

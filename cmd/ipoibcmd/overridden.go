@@ -3,7 +3,6 @@ package main
 import (
 	"errors"
 	"fmt"
-	"reflect"
 	"slices"
 	"strings"
 )
@@ -59,14 +58,9 @@ func (o *overridden) line(key string) int {
 // wrong checks c with the settings keys taken from file. It returns the key of the value that is wrong.
 func wrong(c, file *Config, keys ...string) (key string, err error) {
 	mixed := *c
-	at := reflect.ValueOf(&mixed).Elem()
-	for i := range at.NumField() {
-		if slices.Contains(keys, at.Type().Field(i).Tag.Get("yaml")) {
-			at.Field(i).Set(reflect.ValueOf(file).Elem().Field(i))
-		}
-	}
+	mixed.take(file, keys)
 	var v *valueError
-	if err = mixed.check(); errors.As(err, &v) {
+	if _, err = mixed.settings(); errors.As(err, &v) {
 		key = v.key
 	}
 	return key, err

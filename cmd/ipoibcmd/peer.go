@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -37,13 +38,13 @@ not, queue pairs and CM work and the fault is above them.`,
 			if !rdma {
 				return usageError{hintError{errors.New("only --rdma is offered"), "for packets of IP use the system's ping"}}
 			}
-			switch {
-			case count < 1 || count > control.MaxPings:
-				return usageError{fmt.Errorf("--count %d: must be 1 to %d", count, control.MaxPings)}
-			case size < 0 || size > control.MaxPingSize:
-				return usageError{fmt.Errorf("--size %d: must be 0 to %d", size, control.MaxPingSize)}
-			}
-			if err := checkHost(args[0]); err != nil {
+			if err := cmp.Or(
+				errorIf(count < 1 || count > control.MaxPings,
+					usageError{fmt.Errorf("--count %d: must be 1 to %d", count, control.MaxPings)}),
+				errorIf(size < 0 || size > control.MaxPingSize,
+					usageError{fmt.Errorf("--size %d: must be 0 to %d", size, control.MaxPingSize)}),
+				checkHost(args[0]),
+			); err != nil {
 				return err
 			}
 			query := url.Values{"ip": {args[0]}, "count": {strconv.Itoa(count)}, "size": {strconv.Itoa(size)}}
@@ -76,10 +77,7 @@ func printPath(w io.Writer, p *control.PeerPath) {
 
 func printPing(w io.Writer, p *control.PeerPing) {
 	printPath(w, &p.Path)
-	what := "NULL"
-	if p.Size > 0 {
-		what = fmt.Sprintf("ECHO of %d octets", p.Size)
-	}
+	what := either(p.Size > 0, fmt.Sprintf("ECHO of %d octets", p.Size), "NULL")
 	for i, ms := range p.MS {
 		fmt.Fprintf(w, "  %s %d: %.3f ms\n", what, i+1, ms)
 	}
@@ -106,13 +104,10 @@ func printPeerStatus(w io.Writer, p *control.PeerStatus, verbose bool) {
 
 // printBrief prints the short status that the agent of another host gives to hosts that it does not trust.
 func printBrief(w io.Writer, s *control.Status) {
-	i, underlay := s.Interface, "active"
-	if !s.Underlay.Active {
-		underlay = "DOWN"
-	}
+	i := s.Interface
 	printWrapped(w, "", columnGap,
 		fmt.Sprintf("%s, mode %s, UD MTU %d, Receive MTU %d, underlay %s, IB path MTU %d, build %s",
-			i.State, i.Mode, i.UDMTU, i.ReceiveMTU, underlay, s.Underlay.PathMTU, i.Build), widthOf(w))
+			i.State, i.Mode, i.UDMTU, i.ReceiveMTU, activeOrDown(s.Underlay), s.Underlay.PathMTU, i.Build), widthOf(w))
 }
 
 // plain returns s, a text of another host, without the control characters that a terminal would obey. It

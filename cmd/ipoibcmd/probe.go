@@ -143,7 +143,8 @@ func (p *mpaProbe) parse(cmd *cobra.Command, addr string) (err error) {
 }
 
 func (p *mpaProbe) run(ctx context.Context, addr string) error {
-	p.out = control.MPAProbe{Version: control.Version, Role: "initiator", Outcome: "failed", Frames: []control.MPAFrame{}}
+	p.out = control.MPAProbe{Version: control.Version, Role: "initiator", Outcome: "failed", Frames: []control.MPAFrame{},
+		Counters: map[string]uint64{}}
 	if len(p.data) > mpa.LinuxPrivateData {
 		p.out.Notes = append(p.out.Notes, fmt.Sprintf("%d octets of private data: Linux takes %d at most", len(p.data),
 			mpa.LinuxPrivateData))
@@ -171,17 +172,7 @@ func (p *mpaProbe) run(ctx context.Context, addr string) error {
 		p.end(st, err)
 	}
 	p.judge(err)
-	if p.asJSON {
-		if err := printJSON(p.out); err != nil {
-			return err
-		}
-	} else {
-		printMPA(stdout, &p.out)
-	}
-	if err != nil {
-		return silentError{err}
-	}
-	return nil
+	return told(p.asJSON, &p.out, printMPA, err)
 }
 
 func (p *mpaProbe) accept(ctx context.Context, s *softiwarp.Startup, addr string) (*softiwarp.Stream, error) {
@@ -233,11 +224,8 @@ func (p *mpaProbe) frame(sent bool, b []byte) {
 	if f.UnmarshalBinary(b) != nil {
 		return // the error says it
 	}
-	c := control.MPAFrame{Sent: sent, Kind: "request", Revision: int(f.Rev), Markers: f.Markers, CRC: f.CRC,
-		Reject: f.Reject, Reserved: int(b[16] & 0x0f)}
-	if f.Reply {
-		c.Kind = "reply"
-	}
+	c := control.MPAFrame{Sent: sent, Kind: either(f.Reply, "reply", "request"), Revision: int(f.Rev),
+		Markers: f.Markers, CRC: f.CRC, Reject: f.Reject, Reserved: int(b[16] & 0x0f)}
 	if f.S {
 		c.Enhanced = &control.MPAEnhanced{PeerToPeer: f.Enhanced.PeerToPeer, RTR: []string{}, IRD: depthOf(f.Enhanced.IRD),
 			ORD: depthOf(f.Enhanced.ORD)}
@@ -262,9 +250,6 @@ func depthOf(d mpa.Depth) *int {
 
 // counted adds the counters of c to the output. It may be called more than once.
 func (p *mpaProbe) counted(c *mpa.Counters) {
-	if p.out.Counters == nil {
-		p.out.Counters = map[string]uint64{}
-	}
 	c.Each(func(name string, v uint64) {
 		if v > 0 {
 			p.out.Counters[name] += v
@@ -392,15 +377,9 @@ func printMPA(w io.Writer, p *control.MPAProbe) {
 		fmt.Fprintf(w, "%s, %s to %s\n", p.Role, p.Local, p.Remote)
 	}
 	for _, f := range p.Frames {
-		dir := "received"
-		if f.Sent {
-			dir = "sent"
-		}
-		fmt.Fprintf(w, "%-8s %-8s revision %d, flags %s\n", f.Kind, dir, f.Revision, mpaFlags(&f))
-		verb := "asked"
-		if f.Kind == "reply" {
-			verb = "offered"
-		}
+		fmt.Fprintf(w, "%-8s %-8s revision %d, flags %s\n", f.Kind, either(f.Sent, "sent", "received"), f.Revision,
+			mpaFlags(&f))
+		verb := either(f.Kind == "reply", "offered", "asked")
 		if e := f.Enhanced; e != nil {
 			fmt.Fprintf(w, "  %-14s IRD %s, ORD %s, %s\n", verb, depthText(e.IRD), depthText(e.ORD), modelText(e))
 		} else {
@@ -414,12 +393,8 @@ func printMPA(w io.Writer, p *control.MPAProbe) {
 		}
 	}
 	if s := p.Settled; s != nil {
-		model := "client-server"
-		if s.PeerToPeer {
-			model = "peer-to-peer"
-		}
 		fmt.Fprintf(w, "settled  IRD %d, ORD %d, %s, RTR %s, markers sent %s, received %s, CRC %s\n", s.IRD, s.ORD,
-			model, s.RTR,
+			either(s.PeerToPeer, "peer-to-peer", "client-server"), s.RTR,
 			yesNo(s.SendMarkers), yesNo(s.RecvMarkers), yesNo(s.CRC))
 		if s.Fallback {
 			fmt.Fprintln(w, "  after a fallback: the enhanced request was met by a close")
@@ -462,12 +437,7 @@ func mpaFlags(f *control.MPAFrame) string {
 	return strings.Join(l, " ")
 }
 
-func yesNo(b bool) string {
-	if b {
-		return "yes"
-	}
-	return "no"
-}
+func yesNo(b bool) string { return either(b, "yes", "no") }
 
 func depthText(d *int) string {
 	if d == nil {

@@ -127,20 +127,16 @@ func (p *rpcProbe) parse(addr string, versionGiven bool) error {
 		}
 		p.out.Program = uint32(n)
 	}
-	switch {
-	case p.host == "":
-		return fmt.Errorf("%q is not HOST[:PORT]", addr)
-	case p.carrier != "roce" && p.carrier != "iwarp":
-		return fmt.Errorf("--transport %s: want roce or iwarp", p.carrier)
-	case p.max != 1 && p.max != 2:
-		return fmt.Errorf("--rpcrdma %d: want 1 or 2", p.max)
-	case p.count < 1 || p.count > 1000:
-		return fmt.Errorf("--count %d: want 1 to 1000", p.count)
-	case p.timeout <= 0 || p.interval < 0 || p.pause < 0:
-		return errors.New("--timeout must be above 0, --interval and --pause not below")
-	}
 	_, err := rpcrdma.NewConn(p.options().RPC)
-	return err
+	return cmp.Or(
+		errorIf(p.host == "", fmt.Errorf("%q is not HOST[:PORT]", addr)),
+		errorIf(p.carrier != "roce" && p.carrier != "iwarp", fmt.Errorf("--transport %s: want roce or iwarp", p.carrier)),
+		errorIf(p.max != 1 && p.max != 2, fmt.Errorf("--rpcrdma %d: want 1 or 2", p.max)),
+		errorIf(p.count < 1 || p.count > 1000, fmt.Errorf("--count %d: want 1 to 1000", p.count)),
+		errorIf(p.timeout <= 0 || p.interval < 0 || p.pause < 0,
+			errors.New("--timeout must be above 0, --interval and --pause not below")),
+		err,
+	)
 }
 
 func (p *rpcProbe) options() transport.Options {
@@ -154,7 +150,8 @@ func (p *rpcProbe) options() transport.Options {
 
 func (p *rpcProbe) run(ctx context.Context) error {
 	p.out.Version, p.out.Transport, p.out.Outcome = control.Version, p.carrier, "failed"
-	p.out.Offered, p.out.ProgramVersion, p.out.NullMS = int(p.max), p.progVersion, []float64{}
+	p.out.Offered, p.out.ProgramVersion = int(p.max), p.progVersion
+	p.out.NullMS, p.out.Counters = []float64{}, map[string]uint64{}
 	p.out.Peer = net.JoinHostPort(p.host, strconv.Itoa(int(p.port)))
 	err := p.ask(ctx)
 	if err != nil {
@@ -164,20 +161,8 @@ func (p *rpcProbe) run(ctx context.Context) error {
 			p.out.Error += " (" + hint.hint + ")"
 		}
 	}
-	if p.asJSON {
-		if err := printJSON(p.out); err != nil {
-			return err
-		}
-	} else {
-		printRPC(stdout, &p.out)
-	}
-	if err != nil {
-		return silentError{err}
-	}
-	if p.out.Outcome != "answered" {
-		return silentError{errors.New(p.out.Status)}
-	}
-	return nil
+	refused := errorIf(p.out.Outcome != "answered", errors.New(p.out.Status))
+	return told(p.asJSON, &p.out, printRPC, cmp.Or(err, refused))
 }
 
 // ask does everything on the network.
@@ -353,9 +338,6 @@ func (p *rpcProbe) learn(e *transport.End) {
 	}
 	e.Counters(func(name string, v uint64) {
 		if v > 0 {
-			if o.Counters == nil {
-				o.Counters = map[string]uint64{}
-			}
 			o.Counters[name] = v
 		}
 	})

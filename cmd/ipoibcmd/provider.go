@@ -31,71 +31,67 @@ const ecnOff, ecnAuto, ecnOn = "off", "auto", "on"
 
 // openProvider opens the provider, and checks that the UD MTU fits it. The notes are what an operator
 // should know about the choice.
-func openProvider(ctx context.Context, c Config, s settings, threads int, before *predecessor,
-	log *slog.Logger) (verbs.Provider, ib.GID, []string, error) {
-	dev, err := c.openDevice(ctx, s, threads, before, log)
+func openProvider(ctx context.Context, s settings, threads int, before *predecessor,
+	log *slog.Logger) (verbs.Provider, []string, error) {
+	dev, err := s.openDevice(ctx, threads, before, log)
 	if err != nil {
-		return nil, ib.GID{}, nil, err
+		return nil, nil, err
 	}
 	port := dev.Port()
-	gid := s.gid
-	if gid.IsZero() && len(port.GIDs) > 0 {
-		gid = port.GIDs[0]
-	}
-	plan, err := c.checkUD(s.gid)(port)
+	plan, err := s.checkUD(port)
 	if err == nil {
 		err = s.needIPv6(plan)
 	}
 	if err != nil {
-		return nil, ib.GID{}, nil, errors.Join(err, dev.Close())
+		return nil, nil, errors.Join(err, dev.Close())
 	}
 	var notes []string
-	if s.gid.IsZero() && gid.Is4() {
+	if gid := s.gidOn(port); s.gid.IsZero() && gid.Is4() {
 		notes = append(notes, "no IPv6 address on the underlay: its IPv4 address "+gid.Addr().String()+" is the GID")
 	}
-	return dev, s.gid, notes, nil
+	return dev, notes, nil
 }
 
-func (c *Config) openDevice(ctx context.Context, s settings, threads int, before *predecessor,
+func (s *settings) openDevice(ctx context.Context, threads int, before *predecessor,
 	log *slog.Logger) (verbs.Provider, error) {
-	if c.Provider == ibVerbs && !ibverbs.Built {
+	if s.Provider == ibVerbs && !ibverbs.Built {
 		return nil, fmt.Errorf("provider ibverbs: %w", ibverbs.ErrNotBuilt)
 	}
-	if c.infiniBand() {
-		dev, err := ibverbs.Open(ibverbs.Options{Device: c.Device, Port: c.Port, GID: s.gid,
-			NoCM: c.CMTransport == "inband", Stop: ctx.Done(), Log: log})
+	if s.infiniBand() {
+		dev, err := ibverbs.Open(ibverbs.Options{Device: s.Device, Port: s.Port, GID: s.gid,
+			NoCM: s.CMTransport == "inband", Stop: ctx.Done(), Log: log})
 		if err != nil {
-			return nil, fmt.Errorf("open port %d of %s: %w", c.Port, c.Device, err)
+			return nil, fmt.Errorf("open port %d of %s: %w", s.Port, s.Device, err)
 		}
 		return dev, nil
 	}
-	link, err := hostnet.Lookup(c.Underlay)
+	link, err := hostnet.Lookup(s.Underlay)
 	if err != nil {
 		if errors.Is(err, hostnet.ErrNotFound) {
 			err = errors.New("there is no such device")
 		}
-		return nil, hintError{fmt.Errorf("underlay %s: %w", c.Underlay, err), "ipoibcmd devices lists what could serve"}
+		return nil, hintError{fmt.Errorf("underlay %s: %w", s.Underlay, err), "ipoibcmd devices lists what could serve"}
 	}
 	if !link.Up {
-		return nil, hintError{fmt.Errorf("underlay %s is down", c.Underlay), "ip link set " + c.Underlay + " up"}
+		return nil, hintError{fmt.Errorf("underlay %s is down", s.Underlay), "ip link set " + s.Underlay + " up"}
 	}
 	var dev verbs.Provider
-	if c.Provider == ibVerbs {
-		dev, err = ibverbs.Open(ibverbs.Options{Underlay: c.Underlay, Device: c.Device, GID: s.gid,
-			NoCM: c.CMTransport == "inband", Stop: ctx.Done(), Log: log})
+	if s.Provider == ibVerbs {
+		dev, err = ibverbs.Open(ibverbs.Options{Underlay: s.Underlay, Device: s.Device, GID: s.gid,
+			NoCM: s.CMTransport == "inband", Stop: ctx.Done(), Log: log})
 	} else {
 		poll := softroce.DefaultBusyPoll
-		if off(c.Offload.BusyPoll) {
+		if !s.Offload.BusyPoll {
 			poll = 0
 		}
-		before.suits(c.Underlay)
+		before.suits(s.Underlay)
 		dev, err = before.whenReleased(func() (verbs.Provider, error) {
 			d, err := softroce.Open(softroce.Options{
-				Underlay: c.Underlay, GID: s.gid, MaxUDPayload: c.UDMTU.most() + encap.HeaderLen,
-				TrafficClass: uint8(c.Class.fixed()), ECN: ecnModes[c.ECN],
-				PKeys: []ib.PKey{ib.PKey(cmp.Or(c.PKey, uint16(ib.DefaultPKey)))},
-				NoGSO: off(c.Offload.GSO), NoGRO: off(c.Offload.GRO), HoldP: !off(c.Offload.HoldP),
-				BusyPoll: poll, NoConnect: off(c.Offload.Connected), Stop: ctx.Done(), Log: log,
+				Underlay: s.Underlay, GID: s.gid, MaxUDPayload: s.UDMTU.most() + encap.HeaderLen,
+				TrafficClass: uint8(s.Class.fixed()), ECN: ecnModes[s.ECN],
+				PKeys: []ib.PKey{ib.PKey(cmp.Or(s.PKey, uint16(ib.DefaultPKey)))},
+				NoGSO: !s.Offload.GSO, NoGRO: !s.Offload.GRO, HoldP: s.Offload.HoldP,
+				BusyPoll: poll, NoConnect: !s.Offload.Connected, Stop: ctx.Done(), Log: log,
 				Sockets: before.sockets, GUID: before.guid(), Threads: threads,
 			})
 			if err != nil {
@@ -105,7 +101,7 @@ func (c *Config) openDevice(ctx context.Context, s settings, threads int, before
 		})
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open %s on %s: %w", c.Provider, c.Underlay, err)
+		return nil, fmt.Errorf("open %s on %s: %w", s.Provider, s.Underlay, err)
 	}
 	return dev, nil
 }
@@ -118,23 +114,24 @@ func whyNoQP1(p verbs.Provider) error {
 	return nil
 }
 
-// checkUD returns the function that plans the UD MTU on a port. That function returns an error if the port
-// does not carry the configured UD MTU.
-func (c *Config) checkUD(gid ib.GID) func(verbs.Port) (mtu.UDPlan, error) {
-	return func(port verbs.Port) (mtu.UDPlan, error) {
-		if port.InfiniBand { // the broadcast group has the UD MTU
-			return mtu.UDPlan{MTU: int(c.UDMTU), IPv6: c.UDMTU.most() >= mtu.MinIPv6}, nil
-		}
-		g := gid
-		if g.IsZero() && len(port.GIDs) > 0 {
-			g = port.GIDs[0]
-		}
-		link := mtu.Link{Underlay: port.UnderMTU, IPv4: g.Is4()}
-		if c.Provider == ibVerbs {
-			link.Path = port.MTU // the kernel sends no datagram above it
-		}
-		return mtu.PlanUD(int(c.UDMTU), link)
+// gidOn returns the GID that is used on a port: the configured one, else the port's first.
+func (s *settings) gidOn(port verbs.Port) ib.GID {
+	if s.gid.IsZero() && len(port.GIDs) > 0 {
+		return port.GIDs[0]
 	}
+	return s.gid
+}
+
+// checkUD plans the UD MTU on a port. It returns an error if the port does not carry the configured UD MTU.
+func (s *settings) checkUD(port verbs.Port) (mtu.UDPlan, error) {
+	if port.InfiniBand { // the broadcast group has the UD MTU
+		return mtu.UDPlan{MTU: int(s.UDMTU), IPv6: s.UDMTU.most() >= mtu.MinIPv6}, nil
+	}
+	link := mtu.Link{Underlay: port.UnderMTU, IPv4: s.gidOn(port).Is4()}
+	if s.Provider == ibVerbs {
+		link.Path = port.MTU // the kernel sends no datagram above it
+	}
+	return mtu.PlanUD(int(s.UDMTU), link)
 }
 
 // needIPv6 returns an error if an IPv6 address is configured on a link without IPv6.

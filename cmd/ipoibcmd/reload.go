@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net/http"
 	"net/url"
 	"reflect"
 	"strings"
@@ -15,7 +16,6 @@ import (
 
 	"ipoibcm/agent"
 	"ipoibcm/control"
-	"ipoibcm/ipoib"
 )
 
 // liveKeys are the settings that can change while the agent runs, with when a change takes effect.
@@ -91,10 +91,6 @@ func eachSetting(prefix string, a, b reflect.Value, visit func(key string, a, b 
 // settingText prints a setting as the file would have it.
 func settingText(v reflect.Value) string {
 	switch {
-	case v.Kind() == reflect.Pointer && v.IsNil():
-		return "true" // a switch that nobody has set is on
-	case v.Kind() == reflect.Pointer:
-		return fmt.Sprint(v.Elem().Interface())
 	case v.Kind() == reflect.Slice:
 		return "[" + strings.Join(v.Interface().([]string), ", ") + "]"
 	case v.Kind() == reflect.Uint16:
@@ -106,38 +102,30 @@ func settingText(v reflect.Value) string {
 }
 
 // live returns the settings that can change while the agent runs, as the agent has them.
-func (c *Config) live() (agent.Live, settings, error) {
-	s, err := c.settings()
-	if err != nil {
-		return agent.Live{}, s, err
-	}
-	mode, err := ipoib.ParseMode(c.Mode)
-	return agent.Live{Prefixes: s.prefixes, Mode: mode, ReceiveMTU: c.ReceiveMTU, Idle: s.machineIdle(), Peers: s.peers,
-		Allow: s.allow, PeerAllow: s.ask, PeerTrust: s.trust, ARPAlways: c.ARPAccept == arpAlways,
-		MaxConns: c.Limits.Connections, MaxNeighbours: c.Limits.Neighbours,
-		TrafficClass: uint8(c.Class.fixed()), InheritClass: c.Class.inherits(),
-		Offloads: map[string]bool{"gso": !off(c.Offload.GSO), "gro": !off(c.Offload.GRO),
-			"connected": !off(c.Offload.Connected),
-			"tso":       !off(c.Offload.TSO), "uso": !off(c.Offload.USO)}}, s, err
+func (s *settings) live() agent.Live {
+	return agent.Live{Prefixes: s.prefixes, Mode: s.mode, ReceiveMTU: s.ReceiveMTU, Idle: s.machineIdle(), Peers: s.peers,
+		Allow: s.allow, PeerAllow: s.ask, PeerTrust: s.trust, ARPAlways: s.ARPAccept == arpAlways,
+		MaxConns: s.Limits.Connections, MaxNeighbours: s.Limits.Neighbours,
+		TrafficClass: uint8(s.Class.fixed()), InheritClass: s.Class.inherits(),
+		Offloads: map[string]bool{"gso": s.Offload.GSO, "gro": s.Offload.GRO,
+			"connected": s.Offload.Connected,
+			"tso":       s.Offload.TSO, "uso": s.Offload.USO}}
 }
 
 // reloader returns the function that plans a reload. It reads the new configuration with read, and compares
 // it with the one in force: current, or the last one that a reload applied.
-func reloader(file string, current Config, level *slog.LevelVar,
-	read func() (Config, error)) func() (agent.Plan, error) {
+func reloader(file string, current settings, level *slog.LevelVar,
+	read func() (settings, error)) func() (agent.Plan, error) {
 	largest := current.ReceiveMTU
 	return func() (agent.Plan, error) {
 		next, err := read()
 		if err != nil {
 			return agent.Plan{}, err
 		}
-		live, s, err := next.live()
-		if err != nil {
-			return agent.Plan{}, err
-		}
-		return agent.Plan{File: file, Changes: differences(&current, &next, largest), Live: live, Done: func() {
+		changes := differences(&current.Config, &next.Config, largest)
+		return agent.Plan{File: file, Changes: changes, Live: next.live(), Done: func() {
 			current = next
-			level.Set(s.level)
+			level.Set(next.level)
 		}}, nil
 	}
 }
@@ -186,26 +174,18 @@ func reload(ctx context.Context, flags *clientFlags, check, diff bool) error {
 		query.Set("check", "1")
 	}
 	var r control.Reload
-	if err := c.post(ctx, control.PathReload, query, &r); err != nil {
+	if err := c.document(ctx, http.MethodPost, control.PathReload, query, &r); err != nil {
 		return err
 	}
-	if flags.json {
-		err = printJSON(r)
-	} else {
-		printReload(stdout, &r, check, diff)
-	}
-	if err == nil && r.Refused {
-		err = silentError{errors.New("a change takes a restart")}
-	}
-	return err
+	print := func(w io.Writer, r *control.Reload) { printReload(w, r, check, diff) }
+	return told(flags.json, &r, print, errorIf(r.Refused, errors.New("a change takes a restart")))
 }
 
 func printReload(w io.Writer, r *control.Reload, check, diff bool) {
 	width := widthOf(w)
 	for _, c := range r.Changes {
-		effect := map[string]string{control.EffectNow: "at once", control.EffectNewConnections: "for new connections",
+		text := map[string]string{control.EffectNow: "at once", control.EffectNewConnections: "for new connections",
 			control.EffectRestart: "only after a restart"}[c.Effect]
-		text := effect
 		if c.Why != "" {
 			text += ": " + c.Why
 		}
@@ -215,10 +195,7 @@ func printReload(w io.Writer, r *control.Reload, check, diff bool) {
 			printWrapped(w, "  + ", 4, cmp.Or(c.To, `""`), width)
 		}
 	}
-	n := fmt.Sprintf("%d settings", len(r.Changes))
-	if len(r.Changes) == 1 {
-		n = "1 setting"
-	}
+	n := either(len(r.Changes) == 1, "1 setting", fmt.Sprintf("%d settings", len(r.Changes)))
 	verdict := n + " changed"
 	switch {
 	case len(r.Changes) == 0:

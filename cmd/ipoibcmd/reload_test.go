@@ -67,10 +67,12 @@ func TestReloader(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	read := func() (Config, error) {
+	read := func() (settings, error) {
 		c := defaults()
-		_, err := c.load(file)
-		return c, err
+		if _, err := c.load(file); err != nil {
+			return settings{}, err
+		}
+		return c.settings()
 	}
 	write("receive_mtu: 16388\n")
 	c, err := read()

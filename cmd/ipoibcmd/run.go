@@ -17,7 +17,6 @@ import (
 
 	"ipoibcm/agent"
 	"ipoibcm/ib"
-	"ipoibcm/ipoib"
 	"ipoibcm/logqueue"
 	"ipoibcm/provider/ibverbs"
 	"ipoibcm/provider/softroce"
@@ -34,7 +33,7 @@ func newRun() *cobra.Command {
 			"  ipoibcmd run --config /etc/ipoibcm/ibcm0.yaml",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			readAll := func() ([]Config, error) { return configureAll(cmd, &flags, file) }
+			readAll := func() ([]settings, error) { return configureAll(cmd, &flags, file) }
 			all, err := readAll()
 			if err != nil {
 				return usageError{err}
@@ -48,13 +47,13 @@ func newRun() *cobra.Command {
 					stop()
 				}()
 			}
-			r := reloading{file: file, level: new(slog.LevelVar), read: func() (Config, error) {
+			r := reloading{file: file, level: new(slog.LevelVar), read: func() (settings, error) {
 				all, err := readAll()
 				if err == nil && len(all) > 1 {
 					err = errors.New("the file has several interfaces now, which takes a restart")
 				}
 				if err != nil {
-					return Config{}, err
+					return settings{}, err
 				}
 				return all[0], nil
 			}}
@@ -100,7 +99,7 @@ const logPatience = 500 * time.Millisecond
 // reloading is how the configuration of run changes while it runs.
 type reloading struct {
 	file   string // empty: there is no file
-	read   func() (Config, error)
+	read   func() (settings, error)
 	hangup <-chan os.Signal
 	level  *slog.LevelVar
 	// together is what the interfaces of the process share; nil: there is one only.
@@ -112,82 +111,70 @@ type reloading struct {
 	owner string
 }
 
-// run serves one interface as c says.
-func run(ctx context.Context, c Config, r reloading) error {
-	s, err := c.settings()
-	if err != nil {
-		return err
-	}
+// run serves one interface as s says.
+func run(ctx context.Context, s settings, r reloading) error {
 	signal.Ignore(syscall.SIGPIPE) // the reader of the log may leave: a line is lost, and nothing else
 	r.level.Set(s.level)
-	queue := logqueue.New(os.Stderr, logqueue.Options{Level: r.level, JSON: c.LogFormat == "json"})
+	queue := logqueue.New(os.Stderr, logqueue.Options{Level: r.level, JSON: s.LogFormat == "json"})
 	defer queue.Close(logPatience)
 	r.kept = heirs(activation.Files(true), []string{r.owner}, openStore, queue.Logger())[r.owner]
-	return serve(ctx, c, s, r, queue)
+	return serve(ctx, s, r, queue)
 }
 
-// serve serves one interface as c says, and logs to queue.
-func serve(ctx context.Context, c Config, s settings, r reloading, queue *logqueue.Queue) error {
-	log := r.logger(queue.Logger(), c.Name)
-	threads := c.threads()
-	if c.Provider != ibVerbs && !off(c.Offload.HoldP) && os.Getenv("GOMAXPROCS") == "" {
+// serve serves one interface as s says, and logs to queue.
+func serve(ctx context.Context, s settings, r reloading, queue *logqueue.Queue) error {
+	log := r.logger(queue.Logger(), s.Name)
+	threads := s.threads()
+	if s.Provider != ibVerbs && s.Offload.HoldP && os.Getenv("GOMAXPROCS") == "" {
 		runtime.GOMAXPROCS(runtime.GOMAXPROCS(0) + threads) // one more P for each thread that holds its P while it waits
 	}
 	store := openStore(r.owner)
 	before := predecessorOf(r.kept, store, log)
-	provider, gid, notes, err := openProvider(ctx, c, s, threads, &before, log)
+	provider, notes, err := openProvider(ctx, s, threads, &before, log)
 	if errors.Is(err, softroce.ErrStopped) || errors.Is(err, ibverbs.ErrStopped) {
 		return nil // interrupted before there was anything to end
 	}
 	if err != nil {
 		return err
 	}
-	plan, _ := c.checkUD(s.gid)(provider.Port())
+	plan, _ := s.checkUD(provider.Port())
 	for _, n := range slices.Concat(notes, plan.Notes) {
 		log.Info("underlay", "note", n)
 	}
-	mode, err := ipoib.ParseMode(c.Mode)
-	if err != nil {
-		return errors.Join(err, provider.Close())
-	}
-	cmTransport, err := ipoib.ParseCMTransport(c.CMTransport)
-	if err != nil {
-		return errors.Join(err, provider.Close())
-	}
-	members, endMembers, err := c.members(s.link, log)
+	members, endMembers, err := s.members(log)
 	if err != nil {
 		return errors.Join(err, provider.Close())
 	}
 	defer endMembers()
 	opt := agent.Options{
 		Members:  members,
-		Provider: provider, GID: gid, Name: c.Name, Netns: c.Netns, Prefixes: s.prefixes, Control: c.controlPath(),
-		Group:   c.Group,
-		Metrics: c.Metrics, MetricPeers: c.MetricPeers, MetricsTLS: c.MetricsTLS, MetricsAuth: c.MetricsAuth,
-		MaxConns: c.Limits.Connections, MaxNeighbours: c.Limits.Neighbours,
-		Mode: mode, CM: cmTransport, LinuxFirst: c.ServiceID == idLinux, UDMTU: int(c.UDMTU), TrafficClass: uint8(c.Class.fixed()),
-		InheritClass: c.Class.inherits(),
-		CopyECN:      c.ECN == ecnOn && c.Provider == softRoCE,
-		ReceiveMTU:   c.ReceiveMTU, PKey: ib.PKey(c.PKey), QKey: ib.QKey(c.QKey),
-		Idle: s.machineIdle(), ARPAlways: c.ARPAccept == arpAlways, Peers: s.peers, Allow: s.allow, PeerAllow: s.ask,
+		Provider: provider, GID: s.gid, Name: s.Name, Netns: s.Netns, Prefixes: s.prefixes, Control: s.controlPath(),
+		Group:   s.Group,
+		Metrics: s.Metrics, MetricPeers: s.MetricPeers, MetricsTLS: s.MetricsTLS, MetricsAuth: s.MetricsAuth,
+		MaxConns: s.Limits.Connections, MaxNeighbours: s.Limits.Neighbours,
+		Mode: s.mode, CM: s.cm, LinuxFirst: s.ServiceID == idLinux, UDMTU: int(s.UDMTU), TrafficClass: uint8(s.Class.fixed()),
+		InheritClass: s.Class.inherits(),
+		CopyECN:      s.ECN == ecnOn && s.Provider == softRoCE,
+		ReceiveMTU:   s.ReceiveMTU, PKey: ib.PKey(s.PKey), QKey: ib.QKey(s.QKey),
+		Idle: s.machineIdle(), ARPAlways: s.ARPAccept == arpAlways, Peers: s.peers, Allow: s.allow, PeerAllow: s.ask,
 		PeerTrust:    s.trust,
-		FewerThreads: c.Threads == 0,
-		OwnTUNThread: off(c.Offload.OneThread), NoChecksum: off(c.Offload.Checksum), NoSegments: off(c.Offload.TSO),
-		NoDatagrams: off(c.Offload.USO),
-		Build:       stamp().String(), Notes: notes, Check: c.checkUD(s.gid), NoQP1: whyNoQP1(provider),
+		FewerThreads: s.Threads == 0,
+		OwnTUNThread: !s.Offload.OneThread, NoChecksum: !s.Offload.Checksum, NoSegments: !s.Offload.TSO,
+		NoDatagrams: !s.Offload.USO,
+		Build:       stamp().String(), Notes: notes, Check: s.checkUD, NoQP1: whyNoQP1(provider),
 		Log: log, LogCounts: func() (lost, leftOut uint64) { n := queue.Counts(); return n.Lost, n.LeftOut },
-		CreateBroadcast: c.MakeLink, Shared: c.sharesPort(r.together.links(c)),
-		Confine: c.confine(s, r.file), Store: store, Predecessor: before.Predecessor,
+		CreateBroadcast: s.MakeLink, Shared: s.sharesPort(r.together.links(s)),
+		Confine: s.confine(r.file), Store: store, Predecessor: before.Predecessor,
 	}
 	if opt.Notify, opt.Watchdog = notifier(log); r.together != nil {
 		opt.Notify, opt.Watchdog = r.together.notifier(r.member), r.together.watchdog
 	}
 	if opt.Hangup = r.hangup; r.file != "" {
-		opt.Reload = reloader(r.file, c, r.level, r.read)
+		opt.Reload = reloader(r.file, s, r.level, r.read)
 	}
 	started := time.Now()
 	return agent.Run(ctx, opt, func() {
-		log.Info("interface up", "name", c.Name, "control", opt.Control, "took", time.Since(started).Round(time.Millisecond))
+		log.Info("interface up", "name", s.Name, "control", opt.Control, "took", time.Since(started).Round(time.Millisecond))
 	})
 }
 
@@ -207,6 +194,3 @@ func (c *Config) sharesPort(links int) func() bool {
 	}
 	return func() bool { return links > 1 || len(ibverbs.KernelIPoIB(c.Device, c.Port, ib.PKey(c.PKey))) > 0 }
 }
-
-// off reports whether a switch was set to false.
-func off(b *bool) bool { return b != nil && !*b }

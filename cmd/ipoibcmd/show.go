@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/netip"
 	"net/url"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -54,18 +53,43 @@ func fetch[T any](ctx context.Context, flags *clientFlags, path string, query ur
 	return doc, c.get(ctx, path, query, doc)
 }
 
-// show asks for one document and prints it, as JSON or by print.
-func show[T any](ctx context.Context, flags *clientFlags, path string, query url.Values,
-	print func(io.Writer, *T)) error {
-	doc, err := fetch[T](ctx, flags, path, query)
-	if err != nil {
-		return err
-	}
-	if flags.json {
+// printDoc prints a document, as JSON or by print.
+func printDoc[T any](asJSON bool, doc *T, print func(io.Writer, *T)) error {
+	if asJSON {
 		return printJSON(doc)
 	}
 	print(stdout, doc)
 	return nil
+}
+
+// told prints a document. If failure says that what the command was for has failed, told returns it as an
+// error that the document reports.
+func told[T any](asJSON bool, doc *T, print func(io.Writer, *T), failure error) error {
+	if err := printDoc(asJSON, doc, print); err != nil || failure == nil {
+		return err
+	}
+	return silentError{failure}
+}
+
+// show asks for one document and prints it, as JSON or by print.
+func show[T any](ctx context.Context, flags *clientFlags, path string, query url.Values,
+	print func(io.Writer, *T)) error {
+	return judge(ctx, flags, path, query, print, func(*T) error { return nil })
+}
+
+// judge is show for a document that sets the exit status, which verdict returns.
+func judge[T any](ctx context.Context, flags *clientFlags, path string, query url.Values, print func(io.Writer, *T),
+	verdict func(*T) error) error {
+	doc, err := fetch[T](ctx, flags, path, query)
+	if err != nil {
+		return err
+	}
+	return errors.Join(printDoc(flags.json, doc, print), verdict(doc))
+}
+
+// showing returns the function that shows one document without a choice of what is in it.
+func showing[T any](path string, print func(io.Writer, *T)) func(context.Context, *clientFlags) error {
+	return func(ctx context.Context, flags *clientFlags) error { return show(ctx, flags, path, nil, print) }
 }
 
 func newShow() *cobra.Command {
@@ -75,21 +99,11 @@ func newShow() *cobra.Command {
 		use, short string
 		run        func(context.Context, *clientFlags) error
 	}{
-		{"conn", "IB connections: QPNs, communication IDs, service ID, MTU", func(ctx context.Context, f *clientFlags) error {
-			return show(ctx, f, control.PathConns, nil, printConns)
-		}},
-		{"neigh", "the ARP and ND cache", func(ctx context.Context, f *clientFlags) error {
-			return show(ctx, f, control.PathNeigh, nil, printNeigh)
-		}},
-		{"routes", "the table packets are sent by", func(ctx context.Context, f *clientFlags) error {
-			return show(ctx, f, control.PathRoutes, nil, printRoutes)
-		}},
-		{"groups", "multicast groups joined, and why", func(ctx context.Context, f *clientFlags) error {
-			return show(ctx, f, control.PathGroups, nil, printGroups)
-		}},
-		{"stats", "every counter, drops by reason included", func(ctx context.Context, f *clientFlags) error {
-			return show(ctx, f, control.PathStats, nil, printStats)
-		}},
+		{"conn", "IB connections: QPNs, communication IDs, service ID, MTU", showing(control.PathConns, printConns)},
+		{"neigh", "the ARP and ND cache", showing(control.PathNeigh, printNeigh)},
+		{"routes", "the table packets are sent by", showing(control.PathRoutes, printRoutes)},
+		{"groups", "multicast groups joined, and why", showing(control.PathGroups, printGroups)},
+		{"stats", "every counter, drops by reason included", showing(control.PathStats, printStats)},
 	} {
 		var flags clientFlags
 		c := &cobra.Command{Use: sub.use, Short: sub.short, Example: "  ipoibcmd show " + sub.use + "\n  ipoibcmd show " +
@@ -164,11 +178,7 @@ func printNeigh(w io.Writer, d *control.Neighbours) {
 func printRoutes(w io.Writer, d *control.Routes) {
 	t := newTable("NEXT HOP", "KIND", "MTU", "DESTINATIONS", "IN ip route", "PEER")
 	for _, r := range d.Routes {
-		kernel := ""
-		if r.Kernel {
-			kernel = "yes"
-		}
-		t.add(r.NextHop, r.Kind, r.MTU, r.Destinations, kernel, r.Peer)
+		t.add(r.NextHop, r.Kind, r.MTU, r.Destinations, either(r.Kernel, "yes", ""), r.Peer)
 	}
 	t.render(w)
 }
@@ -208,16 +218,7 @@ func newExplain() *cobra.Command {
 			if err != nil {
 				return usageError{fmt.Errorf("%q is not an IP address", args[0])}
 			}
-			e, err := fetch[control.Explanation](cmd.Context(), &flags, control.PathExplain, url.Values{"ip": {ip.String()}})
-			if err != nil {
-				return err
-			}
-			if flags.json {
-				err = printJSON(e)
-			} else {
-				printExplanation(stdout, e)
-			}
-			return errors.Join(err, outcome(e))
+			return judge(cmd.Context(), &flags, control.PathExplain, url.Values{"ip": {ip.String()}}, printExplanation, outcome)
 		},
 	}
 	flags.bindJSON(cmd)
@@ -239,7 +240,8 @@ func printExplanation(w io.Writer, e *control.Explanation) {
 	width := widthOf(w)
 	fmt.Fprintf(w, "%s\n", e.IP)
 	for _, kv := range [][2]string{{"next hop", e.NextHop}, {"peer", e.Peer}, {"class", e.Class}, {"mode", e.Mode},
-		{"MTU", mtuText(e.MTU)}, {"outcome", e.Outcome}, {"last REJ", e.LastREJ}, {"crossing", e.Crossing}} {
+		{"MTU", either(e.MTU != 0, strconv.Itoa(e.MTU), "")}, {"outcome", e.Outcome}, {"last REJ", e.LastREJ},
+		{"crossing", e.Crossing}} {
 		if kv[1] != "" {
 			printWrapped(w, fmt.Sprintf("  %-10s", kv[0]), 12, kv[1], width)
 		}
@@ -247,14 +249,6 @@ func printExplanation(w io.Writer, e *control.Explanation) {
 	for _, why := range e.Why {
 		printWrapped(w, "  - ", 4, why, width)
 	}
-}
-
-// mtuText prints an MTU; empty for 0.
-func mtuText(mtu int) string {
-	if mtu == 0 {
-		return ""
-	}
-	return strconv.Itoa(mtu)
 }
 
 func newMonitor() *cobra.Command {
@@ -301,14 +295,4 @@ func newCapture() *cobra.Command {
 	flags.bind(cmd)
 	cmd.Flags().IntVar(&snap, "snap", 0, "keep only the first octets of each packet (0: all)")
 	return cmd
-}
-
-// fieldOrder returns the keys of an event's fields sorted, so that lines can be compared.
-func fieldOrder(f map[string]string) []string {
-	keys := make([]string, 0, len(f))
-	for k := range f {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }

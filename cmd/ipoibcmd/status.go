@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/url"
@@ -49,16 +48,8 @@ func newStatus() *cobra.Command {
 
 // statusOf shows the status of this host's agent.
 func statusOf(ctx context.Context, flags *clientFlags, verbose bool) error {
-	s, err := fetch[control.Status](ctx, flags, control.PathStatus, nil)
-	if err != nil {
-		return err
-	}
-	if flags.json {
-		err = printJSON(s)
-	} else {
-		printStatus(stdout, s, verbose)
-	}
-	return errors.Join(err, verdict(s))
+	print := func(w io.Writer, s *control.Status) { printStatus(w, s, verbose) }
+	return judge(ctx, flags, control.PathStatus, nil, print, verdict)
 }
 
 // statusOfPeer shows the status of another host's agent.
@@ -66,16 +57,9 @@ func statusOfPeer(ctx context.Context, flags *clientFlags, peer string, verbose 
 	if err := checkHost(peer); err != nil {
 		return err
 	}
-	s, err := fetch[control.PeerStatus](ctx, flags, control.PathPeerStatus, url.Values{"ip": {peer}})
-	if err != nil {
-		return err
-	}
-	if flags.json {
-		err = printJSON(s)
-	} else {
-		printPeerStatus(stdout, s, verbose)
-	}
-	return errors.Join(err, verdict(&s.Status))
+	print := func(w io.Writer, s *control.PeerStatus) { printPeerStatus(w, s, verbose) }
+	return judge(ctx, flags, control.PathPeerStatus, url.Values{"ip": {peer}}, print,
+		func(s *control.PeerStatus) error { return verdict(&s.Status) })
 }
 
 // verdict returns the error that sets the exit status for s.
@@ -119,10 +103,7 @@ func printPeers(w io.Writer, peers []control.Peer) {
 
 // subnetLine returns the state of an InfiniBand port and its subnet administrator.
 func subnetLine(n *control.Subnet) string {
-	s := fmt.Sprintf("subnet manager at LID %d, administrator %s", n.SMLID, n.Admin)
-	if n.SMLID == 0 {
-		s = n.Admin
-	}
+	s := either(n.SMLID == 0, n.Admin, fmt.Sprintf("subnet manager at LID %d, administrator %s", n.SMLID, n.Admin))
 	if n.Joined {
 		s += fmt.Sprintf("; broadcast group at LID %#x, SL %d, rate %s; %d paths", n.MLID, n.SL, n.Rate, n.Paths)
 	}
@@ -151,19 +132,9 @@ func printInterface(w io.Writer, s *control.Status, verbose bool) {
 	line("CM messages", "%s: %s", i.CMTransport, strings.Join(i.CMPaths, ", "))
 	line("broadcast", "%s", i.BroadcastGroup)
 	for n, a := range i.Addresses {
-		key, state := "", ""
-		if n == 0 {
-			key = "addresses"
-		}
-		if a.State != "ok" {
-			state = " (" + a.State + ")"
-		}
-		line(key, "%s%s", a.Prefix, state)
+		line(either(n == 0, "addresses", ""), "%s%s", a.Prefix, either(a.State == "ok", "", " ("+a.State+")"))
 	}
-	state := "active"
-	if !u.Active {
-		state = "DOWN"
-	}
+	state := activeOrDown(u)
 	if n := u.Subnet; n != nil {
 		line("port", "%s on %s, %s, LID %d, IB path MTU %d", u.Provider, u.Device, state, n.LID, u.PathMTU)
 		line("subnet", "%s", subnetLine(n))
@@ -184,33 +155,25 @@ func printInterface(w io.Writer, s *control.Status, verbose bool) {
 	}
 	line("data threads", "%d", i.Threads)
 	for n, o := range u.Offloads {
-		key, state := "", "on"
-		if n == 0 {
-			key = "offloads"
-		}
-		if !o.On {
-			state = "off"
-		}
+		state := either(o.On, "on", "off")
 		if o.Why != "" {
 			state += " (" + o.Why + ")"
 		}
-		line(key, "%s: %s %s, used %d times", o.Name, o.What, state, o.Uses)
+		line(either(n == 0, "offloads", ""), "%s: %s %s, used %d times", o.Name, o.What, state, o.Uses)
 	}
 	line("build", "%s, process %d", i.Build, i.PID)
 }
 
+func activeOrDown(u control.Underlay) string { return either(u.Active, "active", "DOWN") }
+
 // sandboxLine says which parts of the sandbox are on, and which are off.
 func sandboxLine(parts []control.Protection) string {
-	var on, off []string
+	names := map[bool][]string{} // of those that are on, and of those that are off
 	for _, p := range parts {
-		if p.On {
-			on = append(on, p.Name)
-		} else {
-			off = append(off, p.Name)
-		}
+		names[p.On] = append(names[p.On], p.Name)
 	}
-	text := strings.Join(on, ", ")
-	if len(off) > 0 {
+	text := strings.Join(names[true], ", ")
+	if off := names[false]; len(off) > 0 {
 		text += "; off: " + strings.Join(off, ", ")
 	}
 	return strings.TrimPrefix(text, "; ")
