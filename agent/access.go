@@ -47,13 +47,13 @@ func withUser(ctx context.Context, c net.Conn) context.Context {
 }
 
 // owners lets h serve only clients that may change things: root and the agent's own user.
-func owners(h http.HandlerFunc) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
+func owners(h handler) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
 		if !peercred.MayChange(r.Context()) {
-			fail(w, http.StatusForbidden, fmt.Sprintf("%s %s: only for root and the agent's own user", r.Method, r.URL.Path),
-				"become root; members of the socket's group may look, and not change settings or read packets")
-			return
+			return refusal{http.StatusForbidden,
+				fmt.Sprintf("%s %s: only for root and the agent's own user", r.Method, r.URL.Path),
+				"become root; members of the socket's group may look, and not change settings or read packets"}
 		}
-		h(w, r)
+		return h(w, r)
 	}
 }

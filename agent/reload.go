@@ -188,16 +188,13 @@ func (a *Agent) hangups(ctx context.Context) {
 }
 
 // serveReload answers PathReload.
-func (a *Agent) serveReload(w http.ResponseWriter, r *http.Request) {
+func (a *Agent) serveReload(r *http.Request) (got control.Reload, err error) {
 	if a.opt.Reload == nil {
-		fail(w, http.StatusConflict, "the agent has no configuration file: all of its settings are flags",
-			"restart it with --config FILE")
-		return
+		return got, refusal{http.StatusConflict, "the agent has no configuration file: all of its settings are flags",
+			"restart it with --config FILE"}
 	}
-	got, err := a.reload(r.Context(), r.URL.Query().Get("check") != "")
-	if err != nil {
-		fail(w, http.StatusConflict, err.Error(), "nothing was changed")
-		return
+	if got, err = a.reload(r.Context(), r.URL.Query().Get("check") != ""); err != nil {
+		return got, refusal{http.StatusConflict, err.Error(), "nothing was changed"}
 	}
-	answer(w, got)
+	return got, nil
 }
