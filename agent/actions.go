@@ -150,9 +150,9 @@ func (a *Agent) sendUD(act ipoib.SendUD) {
 	err := error(datapath.ErrClosed)
 	var h encap.Header
 	if h.UnmarshalBinary(act.Frame) == nil {
-		var ah verbs.AH
-		if ah, err = a.ah(gid); err == nil {
-			err = a.loop.SendUD(a.dest(ah, qpn), h.Type, act.Frame[encap.HeaderLen:])
+		var to *handle
+		if to, err = a.handle(gid); err == nil {
+			err = a.loop.SendUD(a.dest(to.ah, qpn), h.Type, act.Frame[encap.HeaderLen:])
 		}
 	}
 	count(&a.counters.sendUD, &a.counters.sendUDFailed, err)
@@ -173,15 +173,6 @@ func (a *Agent) sendConn(act ipoib.SendConn) {
 		}
 	}
 	count(&a.counters.sendConn, &a.counters.sendConnFailed, err)
-}
-
-// ah returns the address handle of a GID, making it if need be.
-func (a *Agent) ah(gid ib.GID) (verbs.AH, error) {
-	h, err := a.handle(gid)
-	if err != nil {
-		return nil, err
-	}
-	return h.ah, nil
 }
 
 // handle returns the address handle of a GID with its number of users, making it if need be. When there are
@@ -218,12 +209,7 @@ func (a *Agent) handle(gid ib.GID) (*handle, error) {
 func (a *Agent) readdress() {
 	old := a.ahs
 	a.ahs = map[ib.GID]*handle{}
-	for hop, p := range a.paths {
-		if p.p.Kind == fib.PathUD || p.p.Kind == fib.PathGroup {
-			p.dp.Set(a.targetOrDrop(hop, p.p))
-			a.refAH(p.p, 1)
-		}
-	}
+	a.retarget(1, func(fib.Path) bool { return true })
 	a.loop.Barrier()
 	for _, h := range old {
 		h.ah.Destroy()
@@ -231,13 +217,9 @@ func (a *Agent) readdress() {
 }
 
 func (a *Agent) createQP(act ipoib.CreateQP) {
-	fail := func(err error) {
-		a.counters.qpFailed.Add(1)
-		a.pending = append(a.pending, ipoib.QPFailed{Conn: act.Conn, Text: err.Error()})
-	}
 	dp, err := a.loop.NewConn(act.Transport, act.ReceiveMTU)
 	if err != nil {
-		fail(fmt.Errorf("create QP: %w", err))
+		a.qpFailed(act.Conn, "create", err)
 		return
 	}
 	if err = dp.QP().Modify(act.Init); err == nil {
@@ -245,13 +227,19 @@ func (a *Agent) createQP(act ipoib.CreateQP) {
 	}
 	if err != nil {
 		dp.Close()
-		fail(fmt.Errorf("initialise QP: %w", err))
+		a.qpFailed(act.Conn, "initialise", err)
 		return
 	}
 	a.conns[act.Conn] = &conn{dp: dp}
 	a.byQPN[dp.QP().QPN()] = act.Conn
 	a.pending = append(a.pending, ipoib.QPCreated{Conn: act.Conn, QPN: dp.QP().QPN(),
 		PathMTU: verbs.PathTo(a.opt.Provider, a.link.GID, act.Peer).MTU})
+}
+
+// qpFailed has the machine told that what was to be done to the QP of a connection has failed.
+func (a *Agent) qpFailed(of fib.Conn, what string, err error) {
+	a.counters.qpFailed.Add(1)
+	a.pending = append(a.pending, ipoib.QPFailed{Conn: of, Text: fmt.Sprintf("%s QP: %v", what, err)})
 }
 
 func (a *Agent) connectQP(act ipoib.ConnectQP) {
@@ -265,8 +253,7 @@ func (a *Agent) connectQP(act ipoib.ConnectQP) {
 	}
 	if err != nil {
 		a.destroyQP(act.Conn)
-		a.counters.qpFailed.Add(1)
-		a.pending = append(a.pending, ipoib.QPFailed{Conn: act.Conn, Text: fmt.Sprintf("connect QP: %v", err)})
+		a.qpFailed(act.Conn, "connect", err)
 		return
 	}
 	c.peer = act.Peer
@@ -343,15 +330,13 @@ func (a *Agent) ref(p fib.Path, n int) {
 }
 
 func (a *Agent) refAH(p fib.Path, n int) {
-	switch p.Kind {
-	case fib.PathUD, fib.PathGroup:
-	default:
-		return
-	}
-	if h := a.ahs[p.Link.GID]; h != nil {
+	if h := a.ahs[p.Link.GID]; h != nil && usesAH(p) {
 		h.refs += n
 	}
 }
+
+// usesAH reports whether packets take p by an address handle.
+func usesAH(p fib.Path) bool { return p.Kind == fib.PathUD || p.Kind == fib.PathGroup }
 
 // targetOrDrop returns the target of p. If there is none, it returns one that drops packets and counts
 // them.
@@ -380,11 +365,11 @@ func (a *Agent) target(p fib.Path) (datapath.Target, error) {
 		if p.Kind == fib.PathGroup {
 			qpn = ib.QPNMulticast
 		}
-		ah, err := a.ah(gid)
+		to, err := a.handle(gid)
 		if err != nil {
 			return t, fmt.Errorf("address handle for %s: %w", gid, err)
 		}
-		t.Kind, t.UD = datapath.ToUD, a.dest(ah, qpn)
+		t.Kind, t.UD = datapath.ToUD, a.dest(to.ah, qpn)
 	case fib.PathDrop:
 		t.Kind = datapath.Drop
 	}

@@ -104,39 +104,25 @@ func (a *Agent) turn(done <-chan struct{}, timer *time.Timer, tick <-chan time.T
 	case <-timer.C:
 		a.step(ipoib.Wake{})
 	case f, ok := <-in.up:
-		if !ok {
-			in.up = nil
-			return false
+		if stillOpen(&in.up, ok) {
+			a.frames(f, in)
 		}
-		a.frames(f, in)
 	case m, ok := <-in.mads:
-		if !ok {
-			in.mads = nil
-			return false
+		if stillOpen(&in.mads, ok) {
+			a.mad(m)
 		}
-		if p := a.peers.port; p != nil && p.Owns(m) {
-			p.MAD(m)
-			return false
-		}
-		a.step(ipoib.RecvMAD{MAD: m})
 	case m, ok := <-in.subnet:
-		if !ok {
-			in.subnet = nil
-			return false
+		if stillOpen(&in.subnet, ok) {
+			a.subnetMAD(m)
 		}
-		a.subnetMAD(m)
 	case ev, ok := <-in.events:
-		if !ok {
-			in.events = nil
-			return false
+		if stillOpen(&in.events, ok) {
+			a.verbsEvent(ev)
 		}
-		a.verbsEvent(ev)
 	case ev, ok := <-in.host:
-		if !ok {
-			in.host = nil
-			return false
+		if stillOpen(&in.host, ok) {
+			a.hostEvent(ev)
 		}
-		a.hostEvent(ev)
 	case done := <-in.kernel:
 		host := a.host
 		if a.kernelDone(done); a.host != host { // follow has replaced the device
@@ -157,6 +143,24 @@ func (a *Agent) turn(done <-chan struct{}, timer *time.Timer, tick <-chan time.T
 		return true
 	}
 	return false
+}
+
+// stillOpen returns ok, which a receive from ch reported. If ch is closed, it becomes nil, so that nobody
+// waits for it any more.
+func stillOpen[T any](ch *<-chan T, ok bool) bool {
+	if !ok {
+		*ch = nil
+	}
+	return ok
+}
+
+// mad passes a MAD to the CM that it is for: that of the peer service, or the machine's.
+func (a *Agent) mad(m *verbs.MAD) {
+	if p := a.peers.port; p != nil && p.Owns(m) {
+		p.MAD(m)
+	} else {
+		a.step(ipoib.RecvMAD{MAD: m})
+	}
 }
 
 // hostEvent takes a change of the interface or of the kernel's routes.
@@ -180,8 +184,7 @@ func (a *Agent) frames(f *datapath.Frame, in *inputs) {
 		}
 		select {
 		case next, ok := <-in.up:
-			if !ok {
-				in.up = nil
+			if !stillOpen(&in.up, ok) {
 				return
 			}
 			f = next
@@ -308,7 +311,7 @@ func (a *Agent) underlayChanged(ev verbs.Event) {
 		a.membersChanged() // we are another member
 	}
 	if ev.Kind == verbs.MTUChange {
-		a.tooBigBefore = a.tooBig() // older counts say nothing about the new MTU
+		a.tooBigBefore = a.providerCounters()[tooBigName] // older counts say nothing about the new MTU
 	}
 	a.carry(port.Active)
 	a.log.Info("underlay changed", "event", ev.Kind, "active", port.Active, "gid", a.link.GID, "mtu", port.UnderMTU,
@@ -342,9 +345,6 @@ func (a *Agent) port() verbs.Port {
 func (a *Agent) usage() {
 	var u ipoib.Usage
 	for handle, c := range a.conns {
-		if c.dp == nil {
-			continue
-		}
 		n := c.dp.Counters()
 		u.Conns = append(u.Conns, ipoib.ConnUse{Conn: handle, TxPackets: n.TxPackets, TxOctets: n.TxOctets,
 			RxPackets: n.RxPackets, RxOctets: n.RxOctets, TxDropped: n.QueueFull, TxUnacked: uint64(n.Queued)})

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"iter"
+	"slices"
 	"time"
 )
 
@@ -41,4 +42,12 @@ func gather[T any](ctx context.Context, a *Agent, seq iter.Seq[T]) (all []T, err
 		}
 	}
 	return all, nil
+}
+
+// gatherSorted is gather in the order of compare. An element that came twice, because the list changed
+// meanwhile, is there once.
+func gatherSorted[T any](ctx context.Context, a *Agent, seq iter.Seq[T], compare func(x, y T) int) ([]T, error) {
+	all, err := gather(ctx, a, seq)
+	slices.SortFunc(all, compare)
+	return slices.CompactFunc(all, func(x, y T) bool { return compare(x, y) == 0 }), err
 }

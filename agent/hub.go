@@ -139,15 +139,12 @@ func (a *Agent) note(n ipoib.Note) {
 		out := n.Kind == ipoib.NoteCMSent
 		e.Out = &out
 	}
-	fields := map[string]string{}
+	e.Fields = map[string]string{}
 	if n.Addr.IsValid() {
-		fields["ip"] = n.Addr.String()
+		e.Fields["ip"] = n.Addr.String()
 	}
 	if n.Conn != 0 {
-		fields["conn"] = strconv.FormatUint(uint64(n.Conn), 10)
-	}
-	if len(fields) > 0 {
-		e.Fields = fields
+		e.Fields["conn"] = strconv.FormatUint(uint64(n.Conn), 10)
 	}
 	a.hub.publish(e)
 	a.peers.events.add(e)

@@ -94,23 +94,19 @@ func (a *Agent) openPeers() error {
 	return err
 }
 
-// serve answers peers until ctx ends, while PeerAllow or PeerTrust has anybody.
+// serve answers peers until ctx ends, while PeerAllow or PeerTrust has anybody. There must be a port.
 func (s *peerService) serve(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	for ctx.Err() == nil {
-		if allow, trust := s.a.live.askers(); len(allow)+len(trust) == 0 || s.port == nil {
-			select {
-			case <-s.a.live.changed:
-			case <-ctx.Done():
-			}
-			continue
+	for {
+		s.a.live.await(ctx, true)
+		if ctx.Err() != nil {
+			return nil
 		}
 		if err := s.listen(ctx, &wg); err != nil {
 			return err
 		}
 	}
-	return nil
 }
 
 // listen answers peers until nobody may ask any more.
@@ -123,15 +119,8 @@ func (s *peerService) listen(ctx context.Context, wg *sync.WaitGroup) error {
 	listening, stop := context.WithCancel(ctx)
 	defer stop()
 	wg.Go(func() {
-		for listening.Err() == nil {
-			select {
-			case <-s.a.live.changed:
-				if allow, trust := s.a.live.askers(); len(allow)+len(trust) == 0 {
-					stop()
-				}
-			case <-listening.Done():
-			}
-		}
+		s.a.live.await(listening, false)
+		stop()
 	})
 	for {
 		r, err := l.Next(listening)

@@ -39,6 +39,9 @@ func redactTexts[T any](v T, redact func(string) string) T {
 }
 
 func redactValue(v reflect.Value, redact func(string) string) reflect.Value {
+	if v.IsZero() {
+		return v
+	}
 	out := reflect.New(v.Type()).Elem()
 	switch v.Kind() {
 	case reflect.String:
@@ -51,25 +54,16 @@ func redactValue(v reflect.Value, redact func(string) string) reflect.Value {
 			out.Field(i).Set(redactValue(v.Field(i), redact))
 		}
 	case reflect.Slice:
-		if v.IsNil() {
-			return v
-		}
 		out.Set(reflect.MakeSlice(v.Type(), v.Len(), v.Len()))
 		for i := range v.Len() {
 			out.Index(i).Set(redactValue(v.Index(i), redact))
 		}
 	case reflect.Map:
-		if v.IsNil() {
-			return v
-		}
 		out.Set(reflect.MakeMapWithSize(v.Type(), v.Len()))
 		for it := v.MapRange(); it.Next(); {
 			out.SetMapIndex(redactValue(it.Key(), redact), redactValue(it.Value(), redact))
 		}
 	case reflect.Pointer:
-		if v.IsNil() {
-			return v
-		}
 		out.Set(reflect.New(v.Type().Elem()))
 		out.Elem().Set(redactValue(v.Elem(), redact))
 	default:

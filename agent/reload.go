@@ -53,10 +53,7 @@ func (l *liveSettings) set(prefixes, allow, trust []netip.Prefix) {
 	l.mu.Lock()
 	l.prefixes, l.allow, l.trust = prefixes, allow, trust
 	l.mu.Unlock()
-	select {
-	case l.changed <- struct{}{}:
-	default:
-	}
+	wake(l.changed)
 }
 
 // addresses returns the configured addresses.
@@ -71,6 +68,19 @@ func (l *liveSettings) askers() (allow, trust []netip.Prefix) {
 	l.mu.RLock()
 	defer l.mu.RUnlock()
 	return l.allow, l.trust
+}
+
+// await waits until somebody may ask us if some is set, else until nobody may, or until ctx ends.
+func (l *liveSettings) await(ctx context.Context, some bool) {
+	for ctx.Err() == nil {
+		if allow, trust := l.askers(); len(allow)+len(trust) > 0 == some {
+			return
+		}
+		select {
+		case <-l.changed:
+		case <-ctx.Done():
+		}
+	}
 }
 
 // reload reads the configuration anew and applies its changes. It only reports them if check is set or if

@@ -31,7 +31,7 @@ func (a *Agent) openTUN() error {
 	open := func() (err error) {
 		o := tun.Options{Name: a.opt.Name, MTU: mtu.DefaultDevice, NoChecksum: a.opt.NoChecksum,
 			NoSegments: a.opt.NoSegments, NoDatagrams: a.opt.NoDatagrams,
-			Queues: a.threads() > 1, Proven: a.proven()}
+			Queues: a.threads() > 1, Proven: a.before().Proven}
 		if a.tun = a.adoptTUN(o); a.tun != nil {
 			a.openQueues()
 			return nil

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -88,13 +89,10 @@ func (a *Agent) runService(ctx context.Context) {
 		close(s.told)
 		return
 	}
+	var watchdog sync.WaitGroup
+	defer watchdog.Wait()
 	if s.every > 0 {
-		stop := make(chan struct{})
-		defer func() { <-stop }()
-		go func() {
-			defer close(stop)
-			a.runWatchdog(ctx)
-		}()
+		watchdog.Go(func() { a.runWatchdog(ctx) })
 	}
 	for {
 		select {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -104,12 +105,7 @@ func (t *taps) add(c *tap) error {
 func (t *taps) remove(c *tap) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var list []*tap
-	for _, o := range *t.list.Load() {
-		if o != c {
-			list = append(list, o)
-		}
-	}
+	list := slices.DeleteFunc(slices.Clone(*t.list.Load()), func(o *tap) bool { return o == c })
 	if len(list) == 0 {
 		t.provider.SetTap(nil)
 	}
