@@ -96,7 +96,6 @@ func lookUp(name string) (*User, error) {
 func Enter(o Options) ([]Part, error) {
 	runtime.LockOSThread() // seccomp asks for no_new_privs on the calling thread
 	defer runtime.UnlockOSThread()
-	var parts []Part
 	if o.User != nil {
 		if err := o.become(); err != nil {
 			return nil, fmt.Errorf("go on as user %s: %w", o.User.Name, err)
@@ -126,9 +125,8 @@ func Enter(o Options) ([]Part, error) {
 	if err := o.verify(threads, calls.On); err != nil {
 		return nil, err
 	}
-	parts = append(parts, identity(threads[0]), capabilities(threads[0]),
-		Part{Name: "no_new_privs", On: true, Detail: "no program that is started gains rights"}, file, calls)
-	return parts, nil
+	return []Part{identity(threads[0]), capabilities(threads[0]),
+		{Name: "no_new_privs", On: true, Detail: "no program that is started gains rights"}, file, calls}, nil
 }
 
 // become changes user and group, and keeps only the capabilities that are needed. Before, it gives the user
