@@ -114,24 +114,19 @@ func (w queueWriter) Write(line []byte) (int, error) {
 // run writes lines until Close, and then those that are left.
 func (q *Queue) run() {
 	defer close(q.done)
-	tick := time.NewTicker(tellEvery)
-	defer tick.Stop()
+	tick := time.Tick(tellEvery)
 	for {
 		select {
 		case line := <-q.ch:
 			q.write(line)
-		case <-tick.C:
+		case <-tick:
 			q.tell(time.Now(), false)
 		case <-q.stop:
 			q.tell(time.Now(), true)
-			for {
-				select {
-				case line := <-q.ch:
-					q.write(line)
-				default:
-					return
-				}
+			for len(q.ch) > 0 { // nobody else takes lines out
+				q.write(<-q.ch)
 			}
+			return
 		}
 	}
 }

@@ -233,8 +233,7 @@ func (v *session) serve(ctx context.Context) error {
 	watch := v.client.Watch(ctx, v.c.Prefix(), clientv3.WithPrefix(), clientv3.WithRev(v.revision+1),
 		clientv3.WithCreatedNotify())
 	v.report(v.publish(ctx))
-	sign := time.NewTicker(v.c.lease() / signsPerLease)
-	defer sign.Stop()
+	sign := time.Tick(v.c.lease() / signsPerLease)
 	batch := time.NewTimer(time.Hour)
 	defer batch.Stop()
 	heard := time.Now()
@@ -271,7 +270,7 @@ func (v *session) serve(ctx context.Context) error {
 			v.tellList()
 		case <-v.changed:
 			v.report(v.publish(ctx))
-		case <-sign.C:
+		case <-sign:
 			if time.Since(heard) > v.c.lease() {
 				return fmt.Errorf("no sign of life of the watch for %v", time.Since(heard).Round(time.Second))
 			}

@@ -72,10 +72,7 @@ func (d *DNS) Run(ctx context.Context, tell func(membership.Event)) {
 func (d *DNS) Look(ctx context.Context) membership.Event {
 	ctx, cancel := context.WithTimeout(ctx, dnsPatience)
 	defer cancel()
-	r := d.Resolver
-	if r == nil {
-		r = &net.Resolver{PreferGo: true}
-	}
+	r := cmp.Or[Resolver](d.Resolver, &net.Resolver{PreferGo: true})
 	if strings.HasPrefix(d.Host, "_") {
 		return d.lookSRV(ctx, r)
 	}
