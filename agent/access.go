@@ -27,12 +27,14 @@ func share(path, group string) error {
 	if err != nil {
 		return fmt.Errorf("control socket: group %s has number %q", group, g.Gid)
 	}
-	if err := os.Chown(path, -1, gid); errors.Is(err, os.ErrPermission) {
+	err = os.Chown(path, -1, gid)
+	if errors.Is(err, os.ErrPermission) {
 		return nil
-	} else if err != nil {
-		return fmt.Errorf("control socket: %w", err)
 	}
-	if err := os.Chmod(path, 0o660); err != nil {
+	if err == nil {
+		err = os.Chmod(path, 0o660)
+	}
+	if err != nil {
 		return fmt.Errorf("control socket: %w", err)
 	}
 	return nil

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -44,7 +43,6 @@ type counts struct {
 type conn struct {
 	dp   *datapath.Conn
 	path *datapath.Path
-	peer encap.LinkAddr
 }
 
 // A path is a next hop of the data path.
@@ -105,19 +103,19 @@ func (a *Agent) do(act ipoib.Action) {
 	case ipoib.FIBAction:
 		a.doFIB(act.Action)
 	case ipoib.SetUpIPv6:
-		a.change(a.setUpIPv6)
+		a.kernel.change(a.setUpIPv6, nil)
 	case ipoib.AddAddr:
-		a.change(func() {
+		a.kernel.change(func() {
 			if err := a.kernel.host.AddAddr(act.Prefix); err != nil {
 				a.log.Warn("cannot add address", "prefix", act.Prefix, "err", err)
 			}
-		})
+		}, nil)
 	case ipoib.RemoveAddr:
-		a.change(func() {
+		a.kernel.change(func() {
 			if err := a.kernel.host.DelAddr(act.Prefix); err != nil && !errors.Is(err, hostnet.ErrNotFound) {
 				a.log.Warn("cannot remove address", "prefix", act.Prefix, "err", err)
 			}
-		})
+		}, nil)
 	case ipoib.AskOther:
 		a.kernel.asks.push(job{do: func() ipoib.Event { return a.kernel.other(act.Addr) }})
 	case ipoib.Note:
@@ -125,14 +123,6 @@ func (a *Agent) do(act ipoib.Action) {
 	default:
 		panic(fmt.Sprintf("agent: unknown action %T", act)) // our bug
 	}
-}
-
-// change queues f, which changes the kernel. The machine does not wait for the outcome.
-func (a *Agent) change(f func()) {
-	a.kernel.changes.push(job{do: func() ipoib.Event {
-		f()
-		return nil
-	}})
 }
 
 func count(good, bad *atomic.Uint64, err error) {
@@ -232,14 +222,14 @@ func (a *Agent) createQP(act ipoib.CreateQP) {
 	}
 	a.conns[act.Conn] = &conn{dp: dp}
 	a.byQPN[dp.QP().QPN()] = act.Conn
-	a.pending = append(a.pending, ipoib.QPCreated{Conn: act.Conn, QPN: dp.QP().QPN(),
+	a.pending.Add(ipoib.QPCreated{Conn: act.Conn, QPN: dp.QP().QPN(),
 		PathMTU: verbs.PathTo(a.opt.Provider, a.link.GID, act.Peer).MTU})
 }
 
 // qpFailed has the machine told that what was to be done to the QP of a connection has failed.
 func (a *Agent) qpFailed(of fib.Conn, what string, err error) {
 	a.counters.qpFailed.Add(1)
-	a.pending = append(a.pending, ipoib.QPFailed{Conn: of, Text: fmt.Sprintf("%s QP: %v", what, err)})
+	a.pending.Add(ipoib.QPFailed{Conn: of, Text: fmt.Sprintf("%s QP: %v", what, err)})
 }
 
 func (a *Agent) connectQP(act ipoib.ConnectQP) {
@@ -256,7 +246,6 @@ func (a *Agent) connectQP(act ipoib.ConnectQP) {
 		a.qpFailed(act.Conn, "connect", err)
 		return
 	}
-	c.peer = act.Peer
 	c.path = datapath.NewPath(0, datapath.Target{Kind: datapath.ToConn, Conn: c.dp})
 }
 
@@ -283,7 +272,7 @@ func (a *Agent) joinGroup(mgid ib.GID, mlid ib.LID) {
 	if err := a.attach(mgid, mlid); err != nil {
 		a.counters.joinFailed.Add(1)
 		a.log.Warn("cannot join group", "mgid", mgid, "err", err) // RFC 4391 section 12
-		a.pending = append(a.pending, ipoib.JoinFailed{MGID: mgid, Err: err})
+		a.pending.Add(ipoib.JoinFailed{MGID: mgid, Err: err})
 		return
 	}
 	a.groups[mgid] = time.Now()
@@ -394,9 +383,4 @@ func (a *Agent) countUD(p *path) {
 		use.TxOctets += now.Octets - p.seen.Octets
 	}
 	p.seen = now
-}
-
-func sortUsage(u *ipoib.Usage) {
-	slices.SortFunc(u.Conns, func(x, y ipoib.ConnUse) int { return cmp.Compare(x.Conn, y.Conn) })
-	slices.SortFunc(u.UD, func(x, y ipoib.UDUse) int { return x.Link.Compare(y.Link) })
 }

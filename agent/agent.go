@@ -28,6 +28,7 @@ import (
 	"ipoibcm/cm"
 	"ipoibcm/control"
 	"ipoibcm/datapath"
+	"ipoibcm/eventqueue"
 	"ipoibcm/fib"
 	"ipoibcm/hostnet"
 	"ipoibcm/ib"
@@ -167,7 +168,7 @@ type Agent struct {
 
 	m        *ipoib.Interface
 	link     encap.LinkAddr
-	pending  []ipoib.Event // events to step next: answers to actions of the current step
+	pending  eventqueue.Queue[ipoib.Event] // events to step next: answers to actions of the current step
 	actions  []ipoib.Action
 	conns    map[fib.Conn]*conn
 	byQPN    map[ib.QPN]fib.Conn

@@ -27,8 +27,7 @@ func (a *Agent) drive(ctx context.Context, came func() bool, ready func()) {
 	a.membersChanged()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	usage := time.NewTicker(usageEvery)
-	defer usage.Stop()
+	usage := time.Tick(usageEvery)
 	in := inputs{up: a.loop.Up(), events: a.opt.Provider.Events(), host: a.host.Events(), kernel: a.kernel.done,
 		member: a.members.events}
 	if p := a.opt.Provider.MADPort(); p != nil {
@@ -44,7 +43,7 @@ func (a *Agent) drive(ctx context.Context, came func() bool, ready func()) {
 	announced := false
 	for ctx.Err() == nil {
 		a.setTimer(timer)
-		ticked := a.turn(ctx.Done(), timer, usage.C, &in)
+		ticked := a.turn(ctx.Done(), timer, usage, &in)
 		if !announced && a.m.Device().Index != 0 {
 			if announced = true; came() {
 				a.announce(ready)
@@ -59,11 +58,10 @@ func (a *Agent) drive(ctx context.Context, came func() bool, ready func()) {
 	}
 	a.hub.publish(a.event("agent", "stopping", "saying goodbye to every peer"))
 	a.step(ipoib.Shutdown{})
-	patience := time.NewTimer(shutdownWithin)
-	defer patience.Stop()
+	patience := time.After(shutdownWithin)
 	for !a.m.Deadline().IsZero() {
 		a.setTimer(timer)
-		if a.turn(nil, timer, patience.C, &in) {
+		if a.turn(nil, timer, patience, &in) {
 			return
 		}
 	}
@@ -72,9 +70,9 @@ func (a *Agent) drive(ctx context.Context, came func() bool, ready func()) {
 // announce has ready called on the driver once the kernel has all routes that are wanted now. A TCP
 // connection that begins before that would have the MSS and MTU of the device.
 func (a *Agent) announce(ready func()) {
-	a.kernel.changes.push(job{
-		do:   func() ipoib.Event { return nil },
-		then: func() { a.service.routed = true; ready() },
+	a.kernel.change(func() {}, func() {
+		a.service.routed = true
+		ready()
 	})
 }
 
@@ -214,10 +212,8 @@ func (a *Agent) frame(f *datapath.Frame) {
 
 // step feeds the machine ev, and every event that arises while step carries out the machine's actions.
 func (a *Agent) step(ev ipoib.Event) {
-	a.pending = append(a.pending, ev)
-	for len(a.pending) > 0 {
-		ev := a.pending[0]
-		a.pending = a.pending[1:]
+	a.pending.Add(ev)
+	a.pending.Run(func(ev ipoib.Event) {
 		a.actions = a.m.Step(a.actions[:0], time.Now(), ev)
 		for i, act := range a.actions {
 			a.do(act)
@@ -225,10 +221,9 @@ func (a *Agent) step(ev ipoib.Event) {
 		}
 		if took := a.copier.took; took > 0 {
 			a.copier.took = 0
-			a.pending = append(a.pending, ipoib.CopiesTook{Time: took})
+			a.pending.Add(ipoib.CopiesTook{Time: took})
 		}
-	}
-	a.pending = nil
+	})
 	a.checkReady()
 }
 
@@ -355,6 +350,7 @@ func (a *Agent) usage() {
 	for _, use := range a.udUse {
 		u.UD = append(u.UD, *use)
 	}
-	sortUsage(&u)
+	slices.SortFunc(u.Conns, func(x, y ipoib.ConnUse) int { return cmp.Compare(x.Conn, y.Conn) })
+	slices.SortFunc(u.UD, func(x, y ipoib.UDUse) int { return x.Link.Compare(y.Link) })
 	a.step(u)
 }

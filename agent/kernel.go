@@ -107,6 +107,14 @@ func (k *kernelWorker) do(a fib.Action) {
 	}
 }
 
+// change queues f, which changes the kernel. The machine does not wait for the outcome. then is as in a job.
+func (k *kernelWorker) change(f, then func()) {
+	k.changes.push(job{then: then, do: func() ipoib.Event {
+		f()
+		return nil
+	}})
+}
+
 // other finds out whether the host answers neighbours that ask for an address that is not the device's. If
 // the kernel cannot be asked, the host does not answer.
 func (k *kernelWorker) other(a netip.Addr) ipoib.Event {

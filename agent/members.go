@@ -239,21 +239,22 @@ func (a *Agent) memberList() memberList {
 	s, now := a.members.tracker.Snapshot(), time.Now()
 	out := control.Members{Version: control.Version, Source: s.Source, Copies: a.copies(), Revision: s.Revision,
 		Members: []control.Member{}, Held: s.Held,
-		Failures: a.members.tracker.Failures(), Refused: a.members.tracker.Refused(), Published: s.Published}
+		Failures: a.members.tracker.Failures(), Refused: a.members.tracker.Refused(), Published: s.Published,
+		Error: textOf(s.Err), Unpublished: textOf(s.Unpublished), Known: true}
 	if m := a.members.o; m != nil {
 		out.Link, out.ID, out.Note = m.Link, m.ID, m.Note
 		out.AgeMS, out.Saved, out.FailingMS = since(now, s.At), s.Saved, since(now, s.Failing)
 		out.Known = !s.At.IsZero()
-	} else {
-		out.Known = true
-	}
-	if s.Err != nil {
-		out.Error = s.Err.Error()
-	}
-	if s.Unpublished != nil {
-		out.Unpublished = s.Unpublished.Error()
 	}
 	return memberList{Members: out, list: s.Members, heard: a.m.Heard(), self: a.link.GID, allow: a.opt.Allow}
+}
+
+// textOf is the text of err; empty without one.
+func textOf(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
 }
 
 // view is the document of l.

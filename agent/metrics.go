@@ -123,18 +123,17 @@ type reading struct {
 // read gathers what one scrape shows.
 func (c collector) read(ctx context.Context) (r reading, err error) {
 	a := c.a
-	if r.status, err = a.viewStatus(ctx); err != nil {
-		return r, err
-	}
-	if r.members, err = a.viewMembers(ctx); err != nil {
-		return r, err
-	}
 	provider := a.providerStats()
-	_, err = ask(ctx, a, func() struct{} {
+	r, err = ask(ctx, a, func() reading {
 		s := a.m.Status()
-		r.counters, r.silent, r.conns = a.allCounters(provider), s.Silence.Asked.IsValid(), s.Conns
-		return struct{}{}
+		return reading{counters: a.allCounters(provider), silent: s.Silence.Asked.IsValid(), conns: s.Conns}
 	})
+	if err == nil {
+		r.status, err = a.viewStatus(ctx)
+	}
+	if err == nil {
+		r.members, err = a.viewMembers(ctx)
+	}
 	return r, err
 }
 

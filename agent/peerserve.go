@@ -69,7 +69,7 @@ type peerService struct {
 }
 
 // openPeers starts the service. It answers only hosts in Options.PeerAllow and PeerTrust.
-func (a *Agent) openPeers() error {
+func (a *Agent) openPeers() (err error) {
 	s := &a.peers
 	s.from = map[ib.GID]int{}
 	s.a, s.known, s.live, s.past = a, map[netip.Addr]ib.GID{}, map[*transport.End]struct{}{}, map[string]uint64{}
@@ -77,7 +77,6 @@ func (a *Agent) openPeers() error {
 	if a.opt.Provider.MADPort() == nil {
 		return nil
 	}
-	var err error
 	s.port, err = rdmacm.Open(rdmacm.Options{Provider: a.opt.Provider, Shared: true,
 		CM: cm.Options{GID: a.link.GID, MaxConns: maxPeerConns},
 		Log: func(n cm.Note) {
@@ -86,8 +85,7 @@ func (a *Agent) openPeers() error {
 			}
 			e := a.event("peers", "cm", n.String())
 			if n.Dir != cm.Decided {
-				out := n.Dir == cm.Sent
-				e.Out = &out
+				e.Out = new(n.Dir == cm.Sent)
 			}
 			a.hub.publish(e)
 		}})

@@ -24,14 +24,11 @@ var identifiers = regexp.MustCompile(`0[xX][0-9a-fA-F]+|[0-9a-fA-F]{6,}|` +
 
 // Redact takes what may be an identifier out of a text: communication IDs, QPNs, PSNs,
 // Q_Keys, P_Keys, service IDs and GUIDs.
-func Redact(s string) string { return redact(s) }
-
-// redact takes the identifiers out of a text.
-func redact(s string) string { return identifiers.ReplaceAllLiteralString(s, redacted) }
+func Redact(s string) string { return identifiers.ReplaceAllLiteralString(s, redacted) }
 
 // redactAll returns a copy of v, a document of package control, without identifiers in any of its texts,
 // however deep. It walks v by reflection, so it covers fields that are yet to come.
-func redactAll[T any](v T) T { return redactTexts(v, redact) }
+func redactAll[T any](v T) T { return redactTexts(v, Redact) }
 
 // redactTexts returns a copy of v with redact applied to each of its texts.
 func redactTexts[T any](v T, redact func(string) string) T {
@@ -140,11 +137,10 @@ func (s *peerService) asker(g ib.GID) asker {
 	in := func(list []netip.Prefix) bool {
 		return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(g.Addr().Unmap()) })
 	}
-	allow, trust := s.a.live.askers()
-	switch {
-	case in(trust):
+	switch now := s.a.live.lists(); {
+	case in(now.trust):
 		return askerTrusted
-	case in(allow):
+	case in(now.allow):
 		return askerAllowed
 	}
 	return askerRefused

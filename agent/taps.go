@@ -41,7 +41,6 @@ type taps struct {
 type tap struct {
 	ch     chan tapped
 	snap   int
-	lost   atomic.Uint64
 	octets atomic.Int64 // what waits in ch, overhead included
 }
 
@@ -80,7 +79,6 @@ func (t *taps) packet(out bool, ip []byte) {
 	share := captureOctets / int64(max(1, len(list))) // clients that read lose nothing to those that do not
 	for _, c := range list {
 		if !c.take(now, out, ip, share) {
-			c.lost.Add(1)
 			t.dropped.Add(1)
 		}
 	}

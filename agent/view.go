@@ -350,21 +350,14 @@ func viewConn(c *connUse, now time.Time) control.Conn {
 		use = ipoib.ConnUse{TxPackets: queue.TxPackets, TxOctets: queue.TxOctets, RxPackets: queue.RxPackets,
 			RxOctets: queue.RxOctets}
 	}
-	var health *control.Health
-	if c.health != nil {
-		health = viewHealth(*c.health)
-	}
-	idle := c.LastUsed
-	if idle.IsZero() {
-		idle = c.Established
-	}
+	idle := cmp.Or(c.LastUsed, c.Established)
 	return control.Conn{
 		Peer: c.Peer.String(), Mode: c.Transport.String(), State: c.State, Role: role,
 		ServiceID: fmt.Sprintf("0x%016x", c.ServiceID), LocalQPN: c.LocalQPN.String(), RemoteQPN: c.RemoteQPN.String(),
 		CMPath:      c.Via.String(),
 		LocalCommID: fmt.Sprintf("0x%08x", c.LocalComm), RemoteCommID: fmt.Sprintf("0x%08x", c.RemoteComm),
 		MTU: c.MTU, PeerReceiveMTU: int(min(c.ReceiveMTU, math.MaxInt32)), PathMTU: c.PathMTU.Octets(), Direction: direction,
-		AgeMS: since(now, c.Established), IdleMS: since(now, idle), Crossing: c.Crossing, Why: c.Why, Health: health,
+		AgeMS: since(now, c.Established), IdleMS: since(now, idle), Crossing: c.Crossing, Why: c.Why, Health: viewHealth(c.health),
 		TxQueued: queue.Queued, TxQueuedOctets: queue.QueuedOctets, TxQueuedLimit: queue.QueuedLimit,
 		TxBacklog:  queue.Backlog,
 		TxOverflow: queue.QueueFull, TxLate: queue.Late, TxMarked: queue.Marked,
@@ -372,7 +365,10 @@ func viewConn(c *connUse, now time.Time) control.Conn {
 	}
 }
 
-func viewHealth(h verbs.Health) *control.Health {
+func viewHealth(h *verbs.Health) *control.Health {
+	if h == nil {
+		return nil
+	}
 	us := func(d time.Duration) float64 { return float64(d.Round(100*time.Nanosecond)) / 1e3 }
 	return &control.Health{RTTUS: us(h.RTT), RTTSpreadUS: us(h.RTTSpread), InFlight: h.InFlight, Limit: h.Limit,
 		Window:  h.Window,
@@ -526,21 +522,16 @@ func (a *Agent) allCounters(provider []control.Counter) []control.Counter {
 func (a *Agent) viewExplain(ip netip.Addr, hop fib.NextHop) control.Explanation {
 	e := a.m.Explain(ip, hop)
 	out := control.Explanation{Version: control.Version, IP: ip.String(), Mode: e.Mode, MTU: e.Path.MTU,
-		LastREJ: e.LastREJ, Crossing: e.Crossing, Outcome: e.Outcome.String(), Why: e.Reasons}
+		LastREJ: e.LastREJ, Crossing: e.Crossing, Outcome: e.Outcome.String(), Why: append([]string{}, e.Reasons...)}
 	if e.NextHop.IsValid() {
 		out.NextHop = e.NextHop.String()
+		out.Why = append(out.Why, a.claims(e.NextHop)...)
 	}
 	if !e.Link.IsZero() {
 		out.Peer, out.Class = e.Link.String(), e.Class.String()
 		if e.ByCM {
 			out.CMPath = e.Via.String()
 		}
-	}
-	if out.Why == nil {
-		out.Why = []string{}
-	}
-	if next := e.NextHop; next.IsValid() {
-		out.Why = append(out.Why, a.claims(next)...)
 	}
 	return out
 }
