@@ -323,19 +323,11 @@ func joinPeers(neighbours []neighbourUse, conns []connUse, now time.Time) []cont
 
 // viewConns answers PathConns.
 func (a *Agent) viewConns(ctx context.Context) (control.Conns, error) {
-	out := control.Conns{Version: control.Version, Conns: []control.Conn{}}
-	conns, err := gatherSorted(ctx, a, a.connUses(true), byConn)
-	if err != nil {
-		return out, err
-	}
-	now := time.Now()
-	for i := range conns {
-		out.Conns = append(out.Conns, viewConn(&conns[i], now))
-	}
-	return out, nil
+	conns, err := viewList(ctx, a, a.connUses(true), byConn, viewConn)
+	return control.Conns{Version: control.Version, Conns: conns}, err
 }
 
-func viewConn(c *connUse, now time.Time) control.Conn {
+func viewConn(c connUse, now time.Time) control.Conn {
 	role, direction := "passive", "both"
 	if c.Active {
 		role = "active"
@@ -357,7 +349,8 @@ func viewConn(c *connUse, now time.Time) control.Conn {
 		CMPath:      c.Via.String(),
 		LocalCommID: fmt.Sprintf("0x%08x", c.LocalComm), RemoteCommID: fmt.Sprintf("0x%08x", c.RemoteComm),
 		MTU: c.MTU, PeerReceiveMTU: int(min(c.ReceiveMTU, math.MaxInt32)), PathMTU: c.PathMTU.Octets(), Direction: direction,
-		AgeMS: since(now, c.Established), IdleMS: since(now, idle), Crossing: c.Crossing, Why: c.Why, Health: viewHealth(c.health),
+		AgeMS: since(now, c.Established), IdleMS: since(now, idle), Crossing: c.Crossing, Why: c.Why,
+		Health:   viewHealth(c.health),
 		TxQueued: queue.Queued, TxQueuedOctets: queue.QueuedOctets, TxQueuedLimit: queue.QueuedLimit,
 		TxBacklog:  queue.Backlog,
 		TxOverflow: queue.QueueFull, TxLate: queue.Late, TxMarked: queue.Marked,
@@ -377,50 +370,42 @@ func viewHealth(h *verbs.Health) *control.Health {
 
 // viewNeigh answers PathNeigh.
 func (a *Agent) viewNeigh(ctx context.Context) (control.Neighbours, error) {
-	out := control.Neighbours{Version: control.Version, Neighbours: []control.Neighbour{}}
-	neighbours, err := gatherSorted(ctx, a, a.m.AllNeighbours(),
-		func(x, y ipoib.NeighbourInfo) int { return x.Addr.Compare(y.Addr) })
-	if err != nil {
-		return out, err
+	neighbours, err := viewList(ctx, a, a.m.AllNeighbours(),
+		func(x, y ipoib.NeighbourInfo) int { return x.Addr.Compare(y.Addr) }, viewNeighbour)
+	return control.Neighbours{Version: control.Version, Neighbours: neighbours}, err
+}
+
+func viewNeighbour(n ipoib.NeighbourInfo, now time.Time) control.Neighbour {
+	e := control.Neighbour{IP: n.Addr.String(), State: n.State, AgeMS: since(now, n.Updated), Queued: n.Queued}
+	if !n.Link.IsZero() {
+		e.LinkAddr = n.Link.String()
 	}
-	now := time.Now()
-	for _, n := range neighbours {
-		e := control.Neighbour{IP: n.Addr.String(), State: n.State, AgeMS: since(now, n.Updated), Queued: n.Queued}
-		if !n.Link.IsZero() {
-			e.LinkAddr = n.Link.String()
-		}
-		out.Neighbours = append(out.Neighbours, e)
-	}
-	return out, nil
+	return e
 }
 
 var routeKinds = map[fib.PathKind]string{fib.PathMiss: "resolve", fib.PathConn: "connection", fib.PathUD: "ud",
 	fib.PathGroup: "multicast", fib.PathDrop: "drop"}
 
 // viewRoutes answers PathRoutes.
-func (a *Agent) viewRoutes(ctx context.Context) (control.Routes, error) {
-	out := control.Routes{Version: control.Version, Routes: []control.Route{}}
-	dests, err := ask(ctx, a, a.m.Dests)
-	if err != nil {
+func (a *Agent) viewRoutes(ctx context.Context) (out control.Routes, err error) {
+	out.Version = control.Version
+	if out.Destinations, err = ask(ctx, a, a.m.Dests); err != nil {
 		return out, err
 	}
-	hops, err := gatherSorted(ctx, a, a.m.Hops(), func(x, y fib.HopInfo) int { return x.Addr.Compare(y.Addr) })
-	if err != nil {
-		return out, err
+	out.Routes, err = viewList(ctx, a, a.m.Hops(), func(x, y fib.HopInfo) int { return x.Addr.Compare(y.Addr) }, viewRoute)
+	return out, err
+}
+
+func viewRoute(h fib.HopInfo, _ time.Time) control.Route {
+	e := control.Route{NextHop: h.Addr.String(), Kind: routeKinds[h.Path.Kind], MTU: h.Path.MTU, Destinations: h.Dests,
+		Kernel: h.MTU != 0, Why: h.Why}
+	switch h.Path.Kind {
+	case fib.PathConn, fib.PathUD:
+		e.Peer = h.Path.Link.String()
+	case fib.PathGroup:
+		e.Peer = h.Path.Link.GID.String()
 	}
-	out.Destinations = dests
-	for _, h := range hops {
-		e := control.Route{NextHop: h.Addr.String(), Kind: routeKinds[h.Path.Kind], MTU: h.Path.MTU, Destinations: h.Dests,
-			Kernel: h.MTU != 0, Why: h.Why}
-		switch h.Path.Kind {
-		case fib.PathConn, fib.PathUD:
-			e.Peer = h.Path.Link.String()
-		case fib.PathGroup:
-			e.Peer = h.Path.Link.GID.String()
-		}
-		out.Routes = append(out.Routes, e)
-	}
-	return out, nil
+	return e
 }
 
 // viewGroups answers PathGroups.

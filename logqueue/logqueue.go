@@ -65,7 +65,8 @@ type Queue struct {
 
 // New starts a log that is written to w. Close ends it.
 func New(w io.Writer, opt Options) *Queue {
-	q := &Queue{w: w, ch: make(chan []byte, cmp.Or(opt.Lines, defLines)), stop: make(chan struct{}), done: make(chan struct{})}
+	q := &Queue{w: w, ch: make(chan []byte, cmp.Or(opt.Lines, defLines)), stop: make(chan struct{}),
+		done: make(chan struct{})}
 	q.limit.init(opt.Burst, opt.Every)
 	format := &slog.HandlerOptions{Level: opt.Level}
 	if q.inner = slog.NewTextHandler(queueWriter{q}, format); opt.JSON {

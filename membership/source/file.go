@@ -95,8 +95,7 @@ func watch(dir string) (<-chan struct{}, func()) {
 		defer close(ended)
 		buf := make([]byte, 4096)
 		for {
-			n, err := f.Read(buf)
-			if n <= 0 || err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			if _, err := f.Read(buf); err != nil {
 				return
 			}
 			select {
