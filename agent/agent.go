@@ -204,9 +204,7 @@ type Agent struct {
 // and removes what it made, or hands over to the next process. It calls ready once the interface is up and
 // the kernel has its first routes.
 func Run(ctx context.Context, opt Options, ready func()) error {
-	if opt.Log == nil {
-		opt.Log = slog.New(slog.DiscardHandler)
-	}
+	opt.Log = cmp.Or(opt.Log, slog.New(slog.DiscardHandler))
 	a := &Agent{
 		opt: opt, log: opt.Log, start: time.Now(),
 		conns: map[fib.Conn]*conn{}, byQPN: map[ib.QPN]fib.Conn{}, paths: map[netip.Addr]*path{},

@@ -218,13 +218,12 @@ func (s *peerService) accept(ctx context.Context, r *rdmacm.Request) {
 	defer s.depart(a)
 	idle := time.NewTimer(peerFirst)
 	defer idle.Stop()
-	asked := make(chan struct{})
-	var once sync.Once
+	asked := make(chan struct{}, 1)
 	e, err := transport.AcceptRoCE(r, transport.Options{Provider: s.a.opt.Provider,
 		RPC: rpcrdma.Options{Grant: peerGrant, Ask: 1, MaxLong: peerrpc.MaxDocument + 4096},
 		Serve: func(ctx context.Context, c rpcrdma.Serve) rpcrdma.Event {
 			idle.Reset(peerIdle)
-			once.Do(func() { close(asked) }) // a call stands for an RTU that was lost
+			wake(asked) // a call stands for an RTU that was lost
 			s.n.served.Add(1)
 			return s.answer(ctx, who, &c)
 		}})

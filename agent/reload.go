@@ -67,7 +67,7 @@ func (l *liveSettings) lists() liveLists {
 // await waits until somebody may ask us if some is set, else until nobody may, or until ctx ends.
 func (l *liveSettings) await(ctx context.Context, some bool) {
 	for ctx.Err() == nil {
-		if now := l.lists(); len(now.allow)+len(now.trust) > 0 == some {
+		if now := l.lists(); (len(now.allow)+len(now.trust) > 0) == some {
 			return
 		}
 		select {

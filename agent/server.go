@@ -115,7 +115,7 @@ func document[T any](view func(*http.Request) (T, error)) handler {
 	}
 }
 
-// paged returns of the document that view returns the page that a request asks for.
+// paged returns the page that a request asks for, of the document that view returns.
 func paged[T any](view func(context.Context) (T, error)) func(*http.Request) (T, error) {
 	return func(r *http.Request) (v T, err error) {
 		page, err := control.ParsePage(r.URL.Query().Get)
