@@ -27,12 +27,14 @@ func share(path, group string) error {
 	if err != nil {
 		return fmt.Errorf("control socket: group %s has number %q", group, g.Gid)
 	}
-	if err := os.Chown(path, -1, gid); errors.Is(err, os.ErrPermission) {
+	err = os.Chown(path, -1, gid)
+	if errors.Is(err, os.ErrPermission) {
 		return nil
-	} else if err != nil {
-		return fmt.Errorf("control socket: %w", err)
 	}
-	if err := os.Chmod(path, 0o660); err != nil {
+	if err == nil {
+		err = os.Chmod(path, 0o660)
+	}
+	if err != nil {
 		return fmt.Errorf("control socket: %w", err)
 	}
 	return nil
@@ -47,13 +49,13 @@ func withUser(ctx context.Context, c net.Conn) context.Context {
 }
 
 // owners lets h serve only clients that may change things: root and the agent's own user.
-func owners(h http.HandlerFunc) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
+func owners(h handler) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
 		if !peercred.MayChange(r.Context()) {
-			fail(w, http.StatusForbidden, fmt.Sprintf("%s %s: only for root and the agent's own user", r.Method, r.URL.Path),
-				"become root; members of the socket's group may look, and not change settings or read packets")
-			return
+			return refusal{http.StatusForbidden,
+				fmt.Sprintf("%s %s: only for root and the agent's own user", r.Method, r.URL.Path),
+				"become root; members of the socket's group may look, and not change settings or read packets"}
 		}
-		h(w, r)
+		return h(w, r)
 	}
 }

@@ -28,8 +28,8 @@ func TestWhoMayChange(t *testing.T) {
 		{"another", peercred.As(t.Context(), 65534), http.StatusForbidden},
 	} {
 		w := httptest.NewRecorder()
-		owners(func(http.ResponseWriter, *http.Request) {})(w, httptest.NewRequest("POST", "/v1/reload",
-			nil).WithContext(tt.ctx))
+		allowed := owners(func(http.ResponseWriter, *http.Request) error { return nil })
+		allowed.ServeHTTP(w, httptest.NewRequest("POST", "/v1/reload", nil).WithContext(tt.ctx))
 		if w.Code != tt.want {
 			t.Errorf("%s: status %d, want %d", tt.name, w.Code, tt.want)
 		}

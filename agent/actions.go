@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -44,7 +43,6 @@ type counts struct {
 type conn struct {
 	dp   *datapath.Conn
 	path *datapath.Path
-	peer encap.LinkAddr
 }
 
 // A path is a next hop of the data path.
@@ -105,19 +103,19 @@ func (a *Agent) do(act ipoib.Action) {
 	case ipoib.FIBAction:
 		a.doFIB(act.Action)
 	case ipoib.SetUpIPv6:
-		a.change(a.setUpIPv6)
+		a.kernel.change(a.setUpIPv6, nil)
 	case ipoib.AddAddr:
-		a.change(func() {
+		a.kernel.change(func() {
 			if err := a.kernel.host.AddAddr(act.Prefix); err != nil {
 				a.log.Warn("cannot add address", "prefix", act.Prefix, "err", err)
 			}
-		})
+		}, nil)
 	case ipoib.RemoveAddr:
-		a.change(func() {
+		a.kernel.change(func() {
 			if err := a.kernel.host.DelAddr(act.Prefix); err != nil && !errors.Is(err, hostnet.ErrNotFound) {
 				a.log.Warn("cannot remove address", "prefix", act.Prefix, "err", err)
 			}
-		})
+		}, nil)
 	case ipoib.AskOther:
 		a.kernel.asks.push(job{do: func() ipoib.Event { return a.kernel.other(act.Addr) }})
 	case ipoib.Note:
@@ -125,14 +123,6 @@ func (a *Agent) do(act ipoib.Action) {
 	default:
 		panic(fmt.Sprintf("agent: unknown action %T", act)) // our bug
 	}
-}
-
-// change queues f, which changes the kernel. The machine does not wait for the outcome.
-func (a *Agent) change(f func()) {
-	a.kernel.changes.push(job{do: func() ipoib.Event {
-		f()
-		return nil
-	}})
 }
 
 func count(good, bad *atomic.Uint64, err error) {
@@ -150,9 +140,9 @@ func (a *Agent) sendUD(act ipoib.SendUD) {
 	err := error(datapath.ErrClosed)
 	var h encap.Header
 	if h.UnmarshalBinary(act.Frame) == nil {
-		var ah verbs.AH
-		if ah, err = a.ah(gid); err == nil {
-			err = a.loop.SendUD(a.dest(ah, qpn), h.Type, act.Frame[encap.HeaderLen:])
+		var to *handle
+		if to, err = a.handle(gid); err == nil {
+			err = a.loop.SendUD(a.dest(to.ah, qpn), h.Type, act.Frame[encap.HeaderLen:])
 		}
 	}
 	count(&a.counters.sendUD, &a.counters.sendUDFailed, err)
@@ -173,15 +163,6 @@ func (a *Agent) sendConn(act ipoib.SendConn) {
 		}
 	}
 	count(&a.counters.sendConn, &a.counters.sendConnFailed, err)
-}
-
-// ah returns the address handle of a GID, making it if need be.
-func (a *Agent) ah(gid ib.GID) (verbs.AH, error) {
-	h, err := a.handle(gid)
-	if err != nil {
-		return nil, err
-	}
-	return h.ah, nil
 }
 
 // handle returns the address handle of a GID with its number of users, making it if need be. When there are
@@ -218,12 +199,7 @@ func (a *Agent) handle(gid ib.GID) (*handle, error) {
 func (a *Agent) readdress() {
 	old := a.ahs
 	a.ahs = map[ib.GID]*handle{}
-	for hop, p := range a.paths {
-		if p.p.Kind == fib.PathUD || p.p.Kind == fib.PathGroup {
-			p.dp.Set(a.targetOrDrop(hop, p.p))
-			a.refAH(p.p, 1)
-		}
-	}
+	a.retarget(1, func(fib.Path) bool { return true })
 	a.loop.Barrier()
 	for _, h := range old {
 		h.ah.Destroy()
@@ -231,13 +207,9 @@ func (a *Agent) readdress() {
 }
 
 func (a *Agent) createQP(act ipoib.CreateQP) {
-	fail := func(err error) {
-		a.counters.qpFailed.Add(1)
-		a.pending = append(a.pending, ipoib.QPFailed{Conn: act.Conn, Text: err.Error()})
-	}
 	dp, err := a.loop.NewConn(act.Transport, act.ReceiveMTU)
 	if err != nil {
-		fail(fmt.Errorf("create QP: %w", err))
+		a.qpFailed(act.Conn, "create", err)
 		return
 	}
 	if err = dp.QP().Modify(act.Init); err == nil {
@@ -245,13 +217,19 @@ func (a *Agent) createQP(act ipoib.CreateQP) {
 	}
 	if err != nil {
 		dp.Close()
-		fail(fmt.Errorf("initialise QP: %w", err))
+		a.qpFailed(act.Conn, "initialise", err)
 		return
 	}
 	a.conns[act.Conn] = &conn{dp: dp}
 	a.byQPN[dp.QP().QPN()] = act.Conn
-	a.pending = append(a.pending, ipoib.QPCreated{Conn: act.Conn, QPN: dp.QP().QPN(),
+	a.pending.Add(ipoib.QPCreated{Conn: act.Conn, QPN: dp.QP().QPN(),
 		PathMTU: verbs.PathTo(a.opt.Provider, a.link.GID, act.Peer).MTU})
+}
+
+// qpFailed has the machine told that what was to be done to the QP of a connection has failed.
+func (a *Agent) qpFailed(of fib.Conn, what string, err error) {
+	a.counters.qpFailed.Add(1)
+	a.pending.Add(ipoib.QPFailed{Conn: of, Text: fmt.Sprintf("%s QP: %v", what, err)})
 }
 
 func (a *Agent) connectQP(act ipoib.ConnectQP) {
@@ -265,11 +243,9 @@ func (a *Agent) connectQP(act ipoib.ConnectQP) {
 	}
 	if err != nil {
 		a.destroyQP(act.Conn)
-		a.counters.qpFailed.Add(1)
-		a.pending = append(a.pending, ipoib.QPFailed{Conn: act.Conn, Text: fmt.Sprintf("connect QP: %v", err)})
+		a.qpFailed(act.Conn, "connect", err)
 		return
 	}
-	c.peer = act.Peer
 	c.path = datapath.NewPath(0, datapath.Target{Kind: datapath.ToConn, Conn: c.dp})
 }
 
@@ -296,7 +272,7 @@ func (a *Agent) joinGroup(mgid ib.GID, mlid ib.LID) {
 	if err := a.attach(mgid, mlid); err != nil {
 		a.counters.joinFailed.Add(1)
 		a.log.Warn("cannot join group", "mgid", mgid, "err", err) // RFC 4391 section 12
-		a.pending = append(a.pending, ipoib.JoinFailed{MGID: mgid, Err: err})
+		a.pending.Add(ipoib.JoinFailed{MGID: mgid, Err: err})
 		return
 	}
 	a.groups[mgid] = time.Now()
@@ -343,15 +319,13 @@ func (a *Agent) ref(p fib.Path, n int) {
 }
 
 func (a *Agent) refAH(p fib.Path, n int) {
-	switch p.Kind {
-	case fib.PathUD, fib.PathGroup:
-	default:
-		return
-	}
-	if h := a.ahs[p.Link.GID]; h != nil {
+	if h := a.ahs[p.Link.GID]; h != nil && usesAH(p) {
 		h.refs += n
 	}
 }
+
+// usesAH reports whether packets take p by an address handle.
+func usesAH(p fib.Path) bool { return p.Kind == fib.PathUD || p.Kind == fib.PathGroup }
 
 // targetOrDrop returns the target of p. If there is none, it returns one that drops packets and counts
 // them.
@@ -380,11 +354,11 @@ func (a *Agent) target(p fib.Path) (datapath.Target, error) {
 		if p.Kind == fib.PathGroup {
 			qpn = ib.QPNMulticast
 		}
-		ah, err := a.ah(gid)
+		to, err := a.handle(gid)
 		if err != nil {
 			return t, fmt.Errorf("address handle for %s: %w", gid, err)
 		}
-		t.Kind, t.UD = datapath.ToUD, a.dest(ah, qpn)
+		t.Kind, t.UD = datapath.ToUD, a.dest(to.ah, qpn)
 	case fib.PathDrop:
 		t.Kind = datapath.Drop
 	}
@@ -409,9 +383,4 @@ func (a *Agent) countUD(p *path) {
 		use.TxOctets += now.Octets - p.seen.Octets
 	}
 	p.seen = now
-}
-
-func sortUsage(u *ipoib.Usage) {
-	slices.SortFunc(u.Conns, func(x, y ipoib.ConnUse) int { return cmp.Compare(x.Conn, y.Conn) })
-	slices.SortFunc(u.UD, func(x, y ipoib.UDUse) int { return x.Link.Compare(y.Link) })
 }

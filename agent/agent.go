@@ -28,6 +28,7 @@ import (
 	"ipoibcm/cm"
 	"ipoibcm/control"
 	"ipoibcm/datapath"
+	"ipoibcm/eventqueue"
 	"ipoibcm/fib"
 	"ipoibcm/hostnet"
 	"ipoibcm/ib"
@@ -167,7 +168,7 @@ type Agent struct {
 
 	m        *ipoib.Interface
 	link     encap.LinkAddr
-	pending  []ipoib.Event // events to step next: answers to actions of the current step
+	pending  eventqueue.Queue[ipoib.Event] // events to step next: answers to actions of the current step
 	actions  []ipoib.Action
 	conns    map[fib.Conn]*conn
 	byQPN    map[ib.QPN]fib.Conn
@@ -181,7 +182,7 @@ type Agent struct {
 	legacy   legacy
 	copier   copier
 	udDied   string // why the UD QP is in ERR; empty: it is not
-	// tooBigBefore is what tooBig returned when the MTU of the underlay or of a route last changed.
+	// tooBigBefore is what the counter tooBigName was when the MTU of the underlay or of a route last changed.
 	tooBigBefore uint64
 	end          context.CancelCauseFunc // ends Run with an error
 
@@ -203,9 +204,7 @@ type Agent struct {
 // and removes what it made, or hands over to the next process. It calls ready once the interface is up and
 // the kernel has its first routes.
 func Run(ctx context.Context, opt Options, ready func()) error {
-	if opt.Log == nil {
-		opt.Log = slog.New(slog.DiscardHandler)
-	}
+	opt.Log = cmp.Or(opt.Log, slog.New(slog.DiscardHandler))
 	a := &Agent{
 		opt: opt, log: opt.Log, start: time.Now(),
 		conns: map[fib.Conn]*conn{}, byQPN: map[ib.QPN]fib.Conn{}, paths: map[netip.Addr]*path{},
@@ -231,7 +230,7 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 	if err := a.prepareHandOver(); err != nil {
 		return err
 	}
-	defer a.legacy.close()
+	defer a.legacy.state.Close() // nothing if it is nil
 	if err := a.open(); err != nil {
 		return err
 	}
@@ -411,10 +410,7 @@ func (a *Agent) checkCM() error {
 	if a.opt.Provider.MADPort() != nil || a.opt.CM == ipoib.CMInband {
 		return nil
 	}
-	why := "QP 1 cannot be had (the kernel's ib_cm owns CM messages)"
-	if a.opt.NoQP1 != nil {
-		why = fmt.Sprintf("QP 1 cannot be had (%v)", a.opt.NoQP1)
-	}
+	why := fmt.Sprintf("QP 1 cannot be had (%v)", cmp.Or(a.opt.NoQP1, errors.New("the kernel's ib_cm owns CM messages")))
 	if a.opt.CM == ipoib.CMGSI {
 		return errors.New(why + ": unload ib_cm and what uses it, or use cm_transport auto")
 	}
@@ -458,7 +454,7 @@ func (a *Agent) machineOptions(port verbs.Port) ipoib.Options {
 		BestMessage: a.opt.Provider.Caps().BestMessage, Idle: a.opt.Idle,
 		Fabric: a.machineFabric(port), Peers: a.memberGIDs(), Copies: a.copies(), Allow: a.opt.Allow, Log: a.log,
 		Rand:   newRand(),
-		Memory: a.memory(), MaxConns: a.opt.maxConns(), MaxPeers: a.opt.maxNeighbours(),
+		Memory: a.before().Memory, MaxConns: a.opt.maxConns(), MaxPeers: a.opt.maxNeighbours(),
 		Neigh: neigh.Options{AcceptAlways: a.opt.ARPAlways, MaxNeighbors: a.opt.maxNeighbours()},
 		CM:    cm.Options{MaxConns: 4 * a.opt.maxConns()}, // half-open ones and TIMEWAIT included
 	}

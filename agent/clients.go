@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -140,28 +141,27 @@ func withClient(ctx context.Context, c net.Conn) context.Context {
 }
 
 // turnAway refuses the requests of connections beyond maxClients.
-func turnAway(h http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+func turnAway(h http.Handler) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
 		if c, ok := r.Context().Value(clientKey{}).(*client); ok && c.turned != "" {
 			w.Header().Set("Connection", "close")
-			fail(w, http.StatusServiceUnavailable, c.turned, "stop a monitor or a capture first")
-			return
+			return refusal{http.StatusServiceUnavailable, c.turned, "stop a monitor or a capture first"}
 		}
 		h.ServeHTTP(w, r)
-	})
+		return nil
+	}
 }
 
-// follows reports whether one more client may follow events or packets, and if not answers the request. A
-// follower keeps its descriptor for as long as it likes.
-func follows(w http.ResponseWriter) bool {
+// mayFollow returns an error if no more clients may follow events or packets. A follower keeps its
+// descriptor for as long as it likes.
+func mayFollow(w http.ResponseWriter) error {
 	free := freeDescriptors()
 	if free >= followDescriptors {
-		return true
+		return nil
 	}
 	w.Header().Set("Connection", "close")
-	fail(w, http.StatusServiceUnavailable, fmt.Sprintf("the process has only %d descriptors left", free),
-		"stop another monitor or capture first, or raise the limit (LimitNOFILE=)")
-	return false
+	return refusal{http.StatusServiceUnavailable, fmt.Sprintf("the process has only %d descriptors left", free),
+		"stop another monitor or capture first, or raise the limit (LimitNOFILE=)"}
 }
 
 // freeDescriptors returns how many descriptors the process can still open.
@@ -177,16 +177,13 @@ func freeDescriptors() int {
 	return int(min(limit.Cur, 1<<20)) - (len(fds) - 1) // the one that ReadDir opened is free again
 }
 
-// newServer returns the server of the control socket. Its own messages go to the log: a write to anything
-// else could wait for a reader that stalls.
+// newServer returns the server of the control socket, whose requests end with ctx. Its own messages go to
+// the log: a write to anything else could wait for a reader that stalls.
 func (a *Agent) newServer(ctx context.Context) *http.Server {
-	idle := a.clientIdle
-	if idle == 0 {
-		idle = clientIdle
-	}
 	return &http.Server{
-		Handler: turnAway(a.handler(ctx)), ConnContext: withClient,
-		ReadHeaderTimeout: 5 * time.Second, IdleTimeout: idle, MaxHeaderBytes: 16 << 10,
+		Handler: turnAway(a.handler()), ConnContext: withClient,
+		BaseContext:       func(net.Listener) context.Context { return ctx },
+		ReadHeaderTimeout: 5 * time.Second, IdleTimeout: cmp.Or(a.clientIdle, clientIdle), MaxHeaderBytes: 16 << 10,
 		ErrorLog: slog.NewLogLogger(a.log.Handler(), slog.LevelWarn),
 	}
 }
@@ -201,11 +198,23 @@ func deadline(w http.ResponseWriter, d time.Duration) {
 	_ = http.NewResponseController(w).SetWriteDeadline(at) // a recorder of a test has none
 }
 
-func fail(w http.ResponseWriter, status int, text, hint string) {
+// A refusal is an error that a client is told with its HTTP status, and with what to do about it.
+type refusal struct {
+	status     int
+	text, hint string
+}
+
+// Error returns what is wrong.
+func (r refusal) Error() string { return r.text }
+
+// fail answers with err. If err is no refusal, the agent could not be asked.
+func fail(w http.ResponseWriter, err error) {
+	why := refusal{http.StatusServiceUnavailable, err.Error(), "try again; the agent may be stopping"}
+	errors.As(err, &why)
 	deadline(w, writeWithin)
 	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(status)
-	json.NewEncoder(w).Encode(control.Error{Version: control.Version, Error: text, Hint: hint})
+	w.WriteHeader(why.status)
+	json.NewEncoder(w).Encode(control.Error{Version: control.Version, Error: why.text, Hint: why.hint})
 }
 
 func answer(w http.ResponseWriter, v any) {

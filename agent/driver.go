@@ -27,8 +27,7 @@ func (a *Agent) drive(ctx context.Context, came func() bool, ready func()) {
 	a.membersChanged()
 	timer := time.NewTimer(time.Hour)
 	defer timer.Stop()
-	usage := time.NewTicker(usageEvery)
-	defer usage.Stop()
+	usage := time.Tick(usageEvery)
 	in := inputs{up: a.loop.Up(), events: a.opt.Provider.Events(), host: a.host.Events(), kernel: a.kernel.done,
 		member: a.members.events}
 	if p := a.opt.Provider.MADPort(); p != nil {
@@ -44,7 +43,7 @@ func (a *Agent) drive(ctx context.Context, came func() bool, ready func()) {
 	announced := false
 	for ctx.Err() == nil {
 		a.setTimer(timer)
-		ticked := a.turn(ctx.Done(), timer, usage.C, &in)
+		ticked := a.turn(ctx.Done(), timer, usage, &in)
 		if !announced && a.m.Device().Index != 0 {
 			if announced = true; came() {
 				a.announce(ready)
@@ -59,11 +58,10 @@ func (a *Agent) drive(ctx context.Context, came func() bool, ready func()) {
 	}
 	a.hub.publish(a.event("agent", "stopping", "saying goodbye to every peer"))
 	a.step(ipoib.Shutdown{})
-	patience := time.NewTimer(shutdownWithin)
-	defer patience.Stop()
+	patience := time.After(shutdownWithin)
 	for !a.m.Deadline().IsZero() {
 		a.setTimer(timer)
-		if a.turn(nil, timer, patience.C, &in) {
+		if a.turn(nil, timer, patience, &in) {
 			return
 		}
 	}
@@ -72,9 +70,9 @@ func (a *Agent) drive(ctx context.Context, came func() bool, ready func()) {
 // announce has ready called on the driver once the kernel has all routes that are wanted now. A TCP
 // connection that begins before that would have the MSS and MTU of the device.
 func (a *Agent) announce(ready func()) {
-	a.kernel.changes.push(job{
-		do:   func() ipoib.Event { return nil },
-		then: func() { a.service.routed = true; ready() },
+	a.kernel.change(func() {}, func() {
+		a.service.routed = true
+		ready()
 	})
 }
 
@@ -104,39 +102,25 @@ func (a *Agent) turn(done <-chan struct{}, timer *time.Timer, tick <-chan time.T
 	case <-timer.C:
 		a.step(ipoib.Wake{})
 	case f, ok := <-in.up:
-		if !ok {
-			in.up = nil
-			return false
+		if stillOpen(&in.up, ok) {
+			a.frames(f, in)
 		}
-		a.frames(f, in)
 	case m, ok := <-in.mads:
-		if !ok {
-			in.mads = nil
-			return false
+		if stillOpen(&in.mads, ok) {
+			a.mad(m)
 		}
-		if p := a.peers.port; p != nil && p.Owns(m) {
-			p.MAD(m)
-			return false
-		}
-		a.step(ipoib.RecvMAD{MAD: m})
 	case m, ok := <-in.subnet:
-		if !ok {
-			in.subnet = nil
-			return false
+		if stillOpen(&in.subnet, ok) {
+			a.subnetMAD(m)
 		}
-		a.subnetMAD(m)
 	case ev, ok := <-in.events:
-		if !ok {
-			in.events = nil
-			return false
+		if stillOpen(&in.events, ok) {
+			a.verbsEvent(ev)
 		}
-		a.verbsEvent(ev)
 	case ev, ok := <-in.host:
-		if !ok {
-			in.host = nil
-			return false
+		if stillOpen(&in.host, ok) {
+			a.hostEvent(ev)
 		}
-		a.hostEvent(ev)
 	case done := <-in.kernel:
 		host := a.host
 		if a.kernelDone(done); a.host != host { // follow has replaced the device
@@ -157,6 +141,24 @@ func (a *Agent) turn(done <-chan struct{}, timer *time.Timer, tick <-chan time.T
 		return true
 	}
 	return false
+}
+
+// stillOpen returns ok, which a receive from ch reported. If ch is closed, it becomes nil, so that nobody
+// waits for it any more.
+func stillOpen[T any](ch *<-chan T, ok bool) bool {
+	if !ok {
+		*ch = nil
+	}
+	return ok
+}
+
+// mad passes a MAD to the CM that it is for: that of the peer service, or the machine's.
+func (a *Agent) mad(m *verbs.MAD) {
+	if p := a.peers.port; p != nil && p.Owns(m) {
+		p.MAD(m)
+	} else {
+		a.step(ipoib.RecvMAD{MAD: m})
+	}
 }
 
 // hostEvent takes a change of the interface or of the kernel's routes.
@@ -180,8 +182,7 @@ func (a *Agent) frames(f *datapath.Frame, in *inputs) {
 		}
 		select {
 		case next, ok := <-in.up:
-			if !ok {
-				in.up = nil
+			if !stillOpen(&in.up, ok) {
 				return
 			}
 			f = next
@@ -211,10 +212,8 @@ func (a *Agent) frame(f *datapath.Frame) {
 
 // step feeds the machine ev, and every event that arises while step carries out the machine's actions.
 func (a *Agent) step(ev ipoib.Event) {
-	a.pending = append(a.pending, ev)
-	for len(a.pending) > 0 {
-		ev := a.pending[0]
-		a.pending = a.pending[1:]
+	a.pending.Add(ev)
+	a.pending.Run(func(ev ipoib.Event) {
 		a.actions = a.m.Step(a.actions[:0], time.Now(), ev)
 		for i, act := range a.actions {
 			a.do(act)
@@ -222,10 +221,9 @@ func (a *Agent) step(ev ipoib.Event) {
 		}
 		if took := a.copier.took; took > 0 {
 			a.copier.took = 0
-			a.pending = append(a.pending, ipoib.CopiesTook{Time: took})
+			a.pending.Add(ipoib.CopiesTook{Time: took})
 		}
-	}
-	a.pending = nil
+	})
 	a.checkReady()
 }
 
@@ -308,7 +306,7 @@ func (a *Agent) underlayChanged(ev verbs.Event) {
 		a.membersChanged() // we are another member
 	}
 	if ev.Kind == verbs.MTUChange {
-		a.tooBigBefore = a.tooBig() // older counts say nothing about the new MTU
+		a.tooBigBefore = a.providerCounters()[tooBigName] // older counts say nothing about the new MTU
 	}
 	a.carry(port.Active)
 	a.log.Info("underlay changed", "event", ev.Kind, "active", port.Active, "gid", a.link.GID, "mtu", port.UnderMTU,
@@ -342,9 +340,6 @@ func (a *Agent) port() verbs.Port {
 func (a *Agent) usage() {
 	var u ipoib.Usage
 	for handle, c := range a.conns {
-		if c.dp == nil {
-			continue
-		}
 		n := c.dp.Counters()
 		u.Conns = append(u.Conns, ipoib.ConnUse{Conn: handle, TxPackets: n.TxPackets, TxOctets: n.TxOctets,
 			RxPackets: n.RxPackets, RxOctets: n.RxOctets, TxDropped: n.QueueFull, TxUnacked: uint64(n.Queued)})
@@ -355,6 +350,7 @@ func (a *Agent) usage() {
 	for _, use := range a.udUse {
 		u.UD = append(u.UD, *use)
 	}
-	sortUsage(&u)
+	slices.SortFunc(u.Conns, func(x, y ipoib.ConnUse) int { return cmp.Compare(x.Conn, y.Conn) })
+	slices.SortFunc(u.UD, func(x, y ipoib.UDUse) int { return x.Link.Compare(y.Link) })
 	a.step(u)
 }

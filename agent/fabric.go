@@ -177,11 +177,11 @@ func (a *Agent) usePath(path verbs.Path) {
 	old.ah.Destroy()
 }
 
-// retarget makes new targets for those paths to a UD QP or a group for which the function returns true. It
+// retarget makes new targets for those paths with an address handle for which the function returns true. It
 // adds refs to the numbers of users of their address handles.
 func (a *Agent) retarget(refs int, which func(fib.Path) bool) {
 	for hop, p := range a.paths {
-		if (p.p.Kind == fib.PathUD || p.p.Kind == fib.PathGroup) && which(p.p) {
+		if usesAH(p.p) && which(p.p) {
 			p.dp.Set(a.targetOrDrop(hop, p.p))
 			a.refAH(p.p, refs)
 		}

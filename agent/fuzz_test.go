@@ -38,7 +38,7 @@ func FuzzRequest(f *testing.F) {
 	}()
 	ended, cancel := context.WithCancel(context.Background())
 	cancel()
-	h := a.handler(ended)
+	h := a.handler()
 	f.Fuzz(func(t *testing.T, b []byte) {
 		r, err := http.ReadRequest(bufio.NewReader(bytes.NewReader(b)))
 		if err != nil {

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"iter"
+	"slices"
 	"time"
 )
 
@@ -41,4 +42,24 @@ func gather[T any](ctx context.Context, a *Agent, seq iter.Seq[T]) (all []T, err
 		}
 	}
 	return all, nil
+}
+
+// viewList gathers what seq yields, in the order of compare, and makes an element of a document of each.
+func viewList[T, D any](ctx context.Context, a *Agent, seq iter.Seq[T], compare func(x, y T) int,
+	view func(x T, now time.Time) D) ([]D, error) {
+	all, err := gatherSorted(ctx, a, seq, compare)
+	now := time.Now()
+	out := make([]D, 0, len(all))
+	for _, x := range all {
+		out = append(out, view(x, now))
+	}
+	return out, err
+}
+
+// gatherSorted is gather in the order of compare. An element that came twice, because the list changed
+// meanwhile, is there once.
+func gatherSorted[T any](ctx context.Context, a *Agent, seq iter.Seq[T], compare func(x, y T) int) ([]T, error) {
+	all, err := gather(ctx, a, seq)
+	slices.SortFunc(all, compare)
+	return slices.CompactFunc(all, func(x, y T) bool { return compare(x, y) == 0 }), err
 }

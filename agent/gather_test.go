@@ -108,7 +108,7 @@ func TestListsHoldTheDriverShortly(t *testing.T) {
 	began := time.Now()
 	joinPeers(slices.Collect(a.neighbourUses), slices.Collect(a.connUses(false)), began)
 	t.Logf("all at once: %v", time.Since(began))
-	h := a.handler(t.Context())
+	h := a.handler()
 	for _, path := range []string{control.PathStatus, control.PathConns, control.PathNeigh, control.PathRoutes,
 		control.PathStats, control.PathMembers, control.PathMetrics} {
 		var least time.Duration

@@ -56,12 +56,6 @@ type legacy struct {
 	tidied  bool
 }
 
-func (l *legacy) close() {
-	if l.state != nil {
-		l.state.Close()
-	}
-}
-
 // prepareHandOver makes the file for the state that handOver leaves.
 func (a *Agent) prepareHandOver() error {
 	if a.opt.Store == nil {
@@ -108,8 +102,8 @@ func (a *Agent) adoptTUN(o tun.Options) *tun.File {
 
 // sameLink reports whether the process before was on the link that we are on with gid.
 func (a *Agent) sameLink(gid ib.GID) bool {
-	s := a.opt.Predecessor.State
-	return s != nil && s.Link.GID == gid && s.PKey == a.opt.pkey() &&
+	s := a.before()
+	return s.Link.GID == gid && s.PKey == a.opt.pkey() &&
 		s.Underlay == a.opt.Provider.Port().UnderlayIf
 }
 
@@ -137,20 +131,12 @@ func (a *Agent) openLoop(gid ib.GID) (*datapath.Loop, error) {
 	return l, err
 }
 
-// proven returns the version of the TUN's trial that the kernel passed in the process before; zero: none.
-func (a *Agent) proven() int {
-	if s := a.opt.Predecessor.State; s != nil {
-		return s.Proven
+// before returns the state that the process before left; zero if there is none.
+func (a *Agent) before() (s handover.State) {
+	if left := a.opt.Predecessor.State; left != nil {
+		s = *left
 	}
-	return 0
-}
-
-// memory returns what the machine of the process before knew.
-func (a *Agent) memory() ipoib.Memory {
-	if s := a.opt.Predecessor.State; s != nil {
-		return s.Memory
-	}
-	return ipoib.Memory{}
+	return s
 }
 
 // tidy removes what the process before put on an interface that we took over, and that nobody asks for any
@@ -164,12 +150,8 @@ func (a *Agent) tidy(d *hostnet.Device) error {
 	if _, err := d.RemoveOurs(); err != nil {
 		return fmt.Errorf("remove routes of the process before: %w", err)
 	}
-	s := a.opt.Predecessor.State
-	if s == nil {
-		return nil
-	}
-	want := append(slices.Clone(a.live.addresses()), netip.PrefixFrom(ip.LinkLocal(a.link.GID), 64))
-	for _, p := range s.Prefixes {
+	want := append(slices.Clone(a.live.lists().prefixes), netip.PrefixFrom(ip.LinkLocal(a.link.GID), 64))
+	for _, p := range a.before().Prefixes {
 		if slices.Contains(want, p) {
 			continue
 		}
@@ -254,7 +236,7 @@ func (a *Agent) state() handover.State {
 	port := a.opt.Provider.Port()
 	s := handover.State{Name: a.opt.Name, Underlay: port.UnderlayIf, Link: a.link, GUID: port.GUID,
 		PKey: a.opt.pkey(), QKey: cmp.Or(a.opt.QKey, ib.QKeyIPoIB),
-		Proven: a.tun.Proven(), Prefixes: slices.Clone(a.live.addresses()), Memory: a.m.Memory()}
+		Proven: a.tun.Proven(), Prefixes: slices.Clone(a.live.lists().prefixes), Memory: a.m.Memory()}
 	for _, x := range a.m.Status().Addrs {
 		if x.Ours && !slices.Contains(s.Prefixes, x.Prefix) {
 			s.Prefixes = append(s.Prefixes, x.Prefix)

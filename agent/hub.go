@@ -27,8 +27,7 @@ type hub struct {
 	subs   map[*subscriber]bool
 	closed bool
 	lost   atomic.Uint64
-	past   [pastDepth]control.Event // the last events: event number i is at i%pastDepth
-	n      uint64                   // number of events so far
+	past   []control.Event // the last events, pastDepth at most
 }
 
 type subscriber struct {
@@ -56,13 +55,10 @@ func (h *hub) subscribe(since time.Time) *subscriber {
 	return s
 }
 
-// after returns the events after t that are kept, oldest first. The lock is held.
+// after returns the events after t that are kept, oldest first; none if t is zero. The lock is held.
 func (h *hub) after(t time.Time) (events []control.Event) {
-	if t.IsZero() {
-		return nil
-	}
-	for i := h.n - min(h.n, pastDepth); i < h.n; i++ {
-		if e := h.past[i%pastDepth]; e.Time.After(t) {
+	for _, e := range h.past {
+		if !t.IsZero() && e.Time.After(t) {
 			events = append(events, e)
 		}
 	}
@@ -89,24 +85,26 @@ func (h *hub) close() {
 func (h *hub) publish(e control.Event) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.past[h.n%pastDepth] = e
-	h.n++
+	h.past = append(h.past[max(0, len(h.past)+1-pastDepth):], e)
 	for s := range h.subs {
-		if s.lost > 0 {
-			gap := control.Event{Version: control.Version, Time: e.Time, Part: "agent", Kind: "lost",
-				Text: strconv.FormatUint(s.lost, 10) + " events lost: this follower is too slow"}
-			select {
-			case s.ch <- gap:
-				s.lost = 0
-			default:
-			}
+		if s.lost > 0 && s.offer(control.Event{Version: control.Version, Time: e.Time, Part: "agent", Kind: "lost",
+			Text: strconv.FormatUint(s.lost, 10) + " events lost: this follower is too slow"}) {
+			s.lost = 0
 		}
-		select {
-		case s.ch <- e:
-		default:
+		if !s.offer(e) {
 			s.lost++
 			h.lost.Add(1)
 		}
+	}
+}
+
+// offer hands an event to the follower. It returns false if there is no room.
+func (s *subscriber) offer(e control.Event) bool {
+	select {
+	case s.ch <- e:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -136,18 +134,14 @@ func (a *Agent) note(n ipoib.Note) {
 		e.Peer = peerName(n.Peer)
 	}
 	if n.Kind == ipoib.NoteCMSent || n.Kind == ipoib.NoteCMRecv {
-		out := n.Kind == ipoib.NoteCMSent
-		e.Out = &out
+		e.Out = new(n.Kind == ipoib.NoteCMSent)
 	}
-	fields := map[string]string{}
+	e.Fields = map[string]string{}
 	if n.Addr.IsValid() {
-		fields["ip"] = n.Addr.String()
+		e.Fields["ip"] = n.Addr.String()
 	}
 	if n.Conn != 0 {
-		fields["conn"] = strconv.FormatUint(uint64(n.Conn), 10)
-	}
-	if len(fields) > 0 {
-		e.Fields = fields
+		e.Fields["conn"] = strconv.FormatUint(uint64(n.Conn), 10)
 	}
 	a.hub.publish(e)
 	a.peers.events.add(e)

@@ -98,37 +98,34 @@ func (k *kernelWorker) endNotices() error {
 	return k.notices.Close()
 }
 
-// do queues an action. It returns false if the kernel has no part in that action.
-func (k *kernelWorker) do(a fib.Action) bool {
+// do queues an action.
+func (k *kernelWorker) do(a fib.Action) {
 	do := job{do: func() ipoib.Event { return ipoib.FIBEvent{Event: k.carryOut(a)} }}
-	switch a.(type) {
-	case fib.Lookup:
+	if _, asks := a.(fib.Lookup); asks {
 		k.asks.push(do)
-	case fib.SetRoute, fib.SetRule, fib.FlushExceptions:
+	} else {
 		k.changes.push(do)
-	default:
-		return false
 	}
-	return true
+}
+
+// change queues f, which changes the kernel. The machine does not wait for the outcome. then is as in a job.
+func (k *kernelWorker) change(f, then func()) {
+	k.changes.push(job{then: then, do: func() ipoib.Event {
+		f()
+		return nil
+	}})
 }
 
 // other finds out whether the host answers neighbours that ask for an address that is not the device's. If
 // the kernel cannot be asked, the host does not answer.
 func (k *kernelWorker) other(a netip.Addr) ipoib.Event {
 	is := ipoib.OtherIs{Addr: a}
-	route, err := k.host.Lookup(rtnl.Query{Flow: rtnl.Flow{Dst: a}})
-	if err != nil {
-		return is
+	route, errRoute := k.host.Lookup(rtnl.Query{Flow: rtnl.Flow{Dst: a}})
+	conf, errConf := k.host.Conf()
+	proxies, errProxies := k.host.Proxies()
+	if errors.Join(errRoute, errConf, errProxies) == nil {
+		is.Answer = conf.Answer(k.host.Index(), a, route, proxies)
 	}
-	conf, err := k.host.Conf()
-	if err != nil {
-		return is
-	}
-	proxies, err := k.host.Proxies()
-	if err != nil {
-		return is
-	}
-	is.Answer = conf.Answer(k.host.Index(), a, route, proxies)
 	return is
 }
 
@@ -259,8 +256,13 @@ func (q *queue) push(a job) {
 	q.mu.Lock()
 	q.held = append(q.held, a)
 	q.mu.Unlock()
+	wake(q.more)
+}
+
+// wake puts a token into a channel that holds one, unless there is one already.
+func wake(ch chan<- struct{}) {
 	select {
-	case q.more <- struct{}{}:
+	case ch <- struct{}{}:
 	default:
 	}
 }
@@ -313,9 +315,7 @@ func (a *Agent) doFIB(act fib.Action) {
 	case fib.ResetDests:
 		a.loop.ResetDests(act.Fields)
 	default:
-		if !a.kernel.do(act) {
-			panic(fmt.Sprintf("agent: unknown action %T", act)) // our bug
-		}
+		a.kernel.do(act)
 	}
 }
 

@@ -51,15 +51,13 @@ type members struct {
 	failing bool // the log says that the source fails
 	told    membership.Member
 
-	mu    sync.Mutex
-	save  *membership.Snapshot // the list to write; nil: none yet
-	saved chan struct{}        // holds one token while save is to be written
-	dirty bool                 // the driver's own: the list has changed since last
-	last  time.Time            // when a list was handed over to be written
+	save  chan membership.Snapshot // holds the list that is to be written next
+	dirty bool                     // the driver's own: the list has changed since last
+	last  time.Time                // when a list was handed over to be written
 }
 
 func (a *Agent) newMembers() *members {
-	m := &members{o: a.opt.Members, log: a.log.Warn, saved: make(chan struct{}, 1)}
+	m := &members{o: a.opt.Members, log: a.log.Warn, save: make(chan membership.Snapshot, 1)}
 	if m.o == nil {
 		m.tracker = membership.NewTracker(membership.Options{Source: staticSource})
 		m.tracker.Step(a.start, staticList(a.opt.Peers))
@@ -114,15 +112,12 @@ func (m *members) run(ctx context.Context) {
 func (m *members) write(ctx context.Context) {
 	for {
 		select {
-		case <-m.saved:
+		case s := <-m.save:
+			if err := m.o.Save(s); err != nil {
+				m.log("the list of members cannot be kept on disk", "err", err)
+			}
 		case <-ctx.Done():
 			return
-		}
-		m.mu.Lock()
-		s := m.save
-		m.mu.Unlock()
-		if err := m.o.Save(*s); err != nil {
-			m.log("the list of members cannot be kept on disk", "err", err)
 		}
 	}
 }
@@ -164,13 +159,11 @@ func (a *Agent) memberTick() {
 	}
 	if since := now.Sub(m.last); m.dirty && since >= saveEvery || since >= confirmEvery {
 		m.dirty, m.last = false, now
-		m.mu.Lock()
-		m.save = &s
-		m.mu.Unlock()
 		select {
-		case m.saved <- struct{}{}:
+		case <-m.save: // an older list, which the disk was too slow for
 		default:
 		}
+		m.save <- s
 	}
 }
 
@@ -246,21 +239,22 @@ func (a *Agent) memberList() memberList {
 	s, now := a.members.tracker.Snapshot(), time.Now()
 	out := control.Members{Version: control.Version, Source: s.Source, Copies: a.copies(), Revision: s.Revision,
 		Members: []control.Member{}, Held: s.Held,
-		Failures: a.members.tracker.Failures(), Refused: a.members.tracker.Refused(), Published: s.Published}
+		Failures: a.members.tracker.Failures(), Refused: a.members.tracker.Refused(), Published: s.Published,
+		Error: textOf(s.Err), Unpublished: textOf(s.Unpublished), Known: true}
 	if m := a.members.o; m != nil {
 		out.Link, out.ID, out.Note = m.Link, m.ID, m.Note
 		out.AgeMS, out.Saved, out.FailingMS = since(now, s.At), s.Saved, since(now, s.Failing)
 		out.Known = !s.At.IsZero()
-	} else {
-		out.Known = true
-	}
-	if s.Err != nil {
-		out.Error = s.Err.Error()
-	}
-	if s.Unpublished != nil {
-		out.Unpublished = s.Unpublished.Error()
 	}
 	return memberList{Members: out, list: s.Members, heard: a.m.Heard(), self: a.link.GID, allow: a.opt.Allow}
+}
+
+// textOf is the text of err; empty without one.
+func textOf(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
 }
 
 // view is the document of l.

@@ -88,20 +88,27 @@ func metricName(part, name string) string {
 	return part + "_" + name + "_total"
 }
 
+// send sends one value; the first label is the interface.
+func (c collector) send(ch chan<- prometheus.Metric, d *prometheus.Desc, t prometheus.ValueType, v float64,
+	labels ...string) {
+	ch <- prometheus.MustNewConstMetric(d, t, v, append([]string{c.a.opt.Name}, labels...)...)
+}
+
+// gauge sends one value that can also fall.
+func (c collector) gauge(ch chan<- prometheus.Metric, d *prometheus.Desc, v float64, labels ...string) {
+	c.send(ch, d, prometheus.GaugeValue, v, labels...)
+}
+
 // counter sends one counter of a part.
 func (c collector) counter(ch chan<- prometheus.Metric, n control.Counter) {
-	name := c.a.opt.Name
 	if gauge, ok := gauges[n.Name]; ok {
-		d := desc(n.Part+"_"+gauge, "As it is now, of "+n.Part+".")
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(n.Value), name)
-		return
+		c.gauge(ch, desc(n.Part+"_"+gauge, "As it is now, of "+n.Part+"."), float64(n.Value))
+	} else if why, ok := dropReason(n.Name); ok {
+		c.send(ch, dropsDesc, prometheus.CounterValue, float64(n.Value), n.Part, why)
+	} else {
+		d := desc(metricName(n.Part, n.Name), fmt.Sprintf("Counter %s of %s.", n.Name, n.Part))
+		c.send(ch, d, prometheus.CounterValue, float64(n.Value))
 	}
-	if why, ok := dropReason(n.Name); ok {
-		ch <- prometheus.MustNewConstMetric(dropsDesc, prometheus.CounterValue, float64(n.Value), name, n.Part, why)
-		return
-	}
-	d := desc(metricName(n.Part, n.Name), fmt.Sprintf("Counter %s of %s.", n.Name, n.Part))
-	ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(n.Value), name)
 }
 
 // A reading is all that one scrape shows.
@@ -116,18 +123,17 @@ type reading struct {
 // read gathers what one scrape shows.
 func (c collector) read(ctx context.Context) (r reading, err error) {
 	a := c.a
-	if r.status, err = a.viewStatus(ctx); err != nil {
-		return r, err
-	}
-	if r.members, err = a.viewMembers(ctx); err != nil {
-		return r, err
-	}
 	provider := a.providerStats()
-	_, err = ask(ctx, a, func() struct{} {
+	r, err = ask(ctx, a, func() reading {
 		s := a.m.Status()
-		r.counters, r.silent, r.conns = a.allCounters(provider), s.Silence.Asked.IsValid(), s.Conns
-		return struct{}{}
+		return reading{counters: a.allCounters(provider), silent: s.Silence.Asked.IsValid(), conns: s.Conns}
 	})
+	if err == nil {
+		r.status, err = a.viewStatus(ctx)
+	}
+	if err == nil {
+		r.members, err = a.viewMembers(ctx)
+	}
 	return r, err
 }
 
@@ -142,28 +148,23 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	for _, n := range r.counters {
 		c.counter(ch, n)
 	}
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, append([]string{a.opt.Name}, labels...)...)
-	}
-	gauge(buildDesc, 1, a.opt.Build)
-	gauge(startDesc, float64(a.start.UnixMilli())/1000)
-	gauge(upDesc, truth(r.status.Interface.State == "up"))
-	gauge(warningsDesc, float64(len(r.status.Warnings)))
-	gauge(answeredDesc, truth(!r.silent))
-	gauge(connectionsDesc, float64(r.conns))
-	duplicates := 0
+	c.gauge(ch, buildDesc, 1, a.opt.Build)
+	c.gauge(ch, startDesc, float64(a.start.UnixMilli())/1000)
+	c.gauge(ch, upDesc, truth(r.status.Interface.State == "up"))
+	c.gauge(ch, warningsDesc, float64(len(r.status.Warnings)))
+	c.gauge(ch, answeredDesc, truth(!r.silent))
+	c.gauge(ch, connectionsDesc, float64(r.conns))
+	states := map[string]float64{}
 	for _, ad := range r.status.Interface.Addresses {
-		if ad.State == "duplicate" {
-			duplicates++
-		}
+		states[ad.State]++
 	}
-	gauge(duplicatesDesc, float64(duplicates))
+	c.gauge(ch, duplicatesDesc, states["duplicate"])
 	modes := map[string]float64{}
 	for _, p := range r.status.Peers {
 		modes[p.Mode]++
 	}
 	for _, t := range []ib.Transport{ib.RC, ib.UC, ib.UD} {
-		gauge(peersDesc, modes[t.String()], t.String())
+		c.gauge(ch, peersDesc, modes[t.String()], t.String())
 	}
 	c.peers(ch, r.status.Peers)
 	c.members(ch, &r.members)
@@ -180,11 +181,10 @@ func (c collector) peers(ch chan<- prometheus.Metric, peers []control.Peer) {
 			return int(min(1, max(-1, int64(y.TxOctets+y.RxOctets)-int64(x.TxOctets+x.RxOctets))))
 		})
 	}
-	ch <- prometheus.MustNewConstMetric(peersLeftOutDesc, prometheus.GaugeValue,
-		float64(max(0, len(peers)-most)), c.a.opt.Name)
+	c.gauge(ch, peersLeftOutDesc, float64(max(0, len(peers)-most)))
 	for _, p := range peers[:min(most, len(peers))] {
 		for i, v := range []uint64{p.TxPackets, p.TxOctets, p.RxPackets, p.RxOctets} {
-			ch <- prometheus.MustNewConstMetric(peerDescs[i], prometheus.CounterValue, float64(v), c.a.opt.Name, p.GID, p.UDQPN)
+			c.send(ch, peerDescs[i], prometheus.CounterValue, float64(v), p.GID, p.UDQPN)
 		}
 	}
 }
@@ -234,24 +234,21 @@ func (c collector) members(ch chan<- prometheus.Metric, d *control.Members) {
 	if !d.Copies {
 		return
 	}
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, append([]string{c.a.opt.Name}, labels...)...)
-	}
 	n := map[string]float64{}
 	for _, m := range d.Members {
 		n[m.State]++
 	}
 	for _, state := range control.MemberStates {
-		gauge(membersDesc, n[state], state)
+		c.gauge(ch, membersDesc, n[state], state)
 	}
 	if c.a.opt.Members == nil {
 		return // the configuration is always right
 	}
 	if d.Known {
-		gauge(memberAgeDesc, float64(d.AgeMS)/1000)
+		c.gauge(ch, memberAgeDesc, float64(d.AgeMS)/1000)
 	}
-	gauge(memberFailDesc, truth(d.Error != "" && d.FailingMS > 0 || !d.Known))
+	c.gauge(ch, memberFailDesc, truth(d.Error != "" && d.FailingMS > 0 || !d.Known))
 	if c.a.members.o.ID != "" {
-		gauge(publishedDesc, truth(d.Published))
+		c.gauge(ch, publishedDesc, truth(d.Published))
 	}
 }

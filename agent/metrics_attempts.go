@@ -29,14 +29,16 @@ type attempts struct {
 func (a *attempts) mayTry(addr string, now time.Time) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	b := a.hosts[hostOf(addr)]
-	if b == nil && len(a.hosts) < maxAttempters {
-		return true
+	b := a.of(hostOf(addr))
+	return b == nil || b.Left(now, attemptRate, attemptBurst) >= 1
+}
+
+// of returns the allowance of a host. It returns nil if the host can have one of its own, and has none yet.
+func (a *attempts) of(host netip.Prefix) *ratelimit.Bucket {
+	if b := a.hosts[host]; b != nil || len(a.hosts) < maxAttempters {
+		return b
 	}
-	if b == nil {
-		b = &a.others
-	}
-	return b.Left(now, attemptRate, attemptBurst) >= 1
+	return &a.others
 }
 
 // wrong notes that addr sent a wrong password.
@@ -44,19 +46,15 @@ func (a *attempts) wrong(addr string, now time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	host := hostOf(addr)
-	b := a.hosts[host]
-	if b == nil && len(a.hosts) >= maxAttempters {
+	if a.of(host) == &a.others {
 		maps.DeleteFunc(a.hosts, func(_ netip.Prefix, b *ratelimit.Bucket) bool { return b.Full(now, attemptRate) })
 	}
-	switch {
-	case b != nil:
-	case len(a.hosts) >= maxAttempters:
-		b = &a.others
-	default:
+	b := a.of(host)
+	if b == nil {
 		if a.hosts == nil {
 			a.hosts = map[netip.Prefix]*ratelimit.Bucket{}
 		}
-		b = &ratelimit.Bucket{}
+		b = new(ratelimit.Bucket)
 		a.hosts[host] = b
 	}
 	b.Take(now, attemptRate, attemptBurst)

@@ -126,11 +126,11 @@ func parseUsers(b []byte) (passwords, error) {
 		if line == "" || line[0] == '#' {
 			continue
 		}
-		user, password, ok := strings.Cut(line, ":")
-		switch {
-		case !ok || user == "" || password == "":
+		user, password, _ := strings.Cut(line, ":")
+		if user == "" || password == "" {
 			return nil, fmt.Errorf("line %d: want user:password", n)
-		case len(users) == maxUsers:
+		}
+		if len(users) == maxUsers {
 			return nil, fmt.Errorf("more than %d users", maxUsers)
 		}
 		if _, twice := users[user]; twice {

@@ -1,16 +1,15 @@
 package agent
 
 import (
-	"bufio"
 	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math"
 	"net/http"
 	"net/netip"
-	"strconv"
 	"time"
 
 	"ipoibcm/cm"
@@ -23,34 +22,31 @@ import (
 
 func leftOut(n int) string { return fmt.Sprintf("%d peers were left out: too many for one answer", n) }
 
-// peerRequest answers a request about a peer. It connects to the peer's agent, and f asks that agent.
-func (a *Agent) peerRequest(w http.ResponseWriter, r *http.Request, path string,
-	f func(context.Context, *transport.End, control.PeerPath) (any, error)) {
+// askPeer answers a request about a peer. It connects to the peer's agent, and f asks that agent.
+func askPeer[T any](a *Agent, r *http.Request,
+	f func(context.Context, *transport.End, control.PeerPath) (T, error)) (v T, err error) {
 	ip, err := netip.ParseAddr(r.URL.Query().Get("ip"))
 	if err != nil || ip.IsMulticast() || ip.IsUnspecified() {
-		fail(w, http.StatusBadRequest, fmt.Sprintf("ip %q is not an address of a host", r.URL.Query().Get("ip")),
-			path+"?ip=10.0.0.2, or the GID of its underlay")
-		return
+		return v, refusal{http.StatusBadRequest,
+			fmt.Sprintf("ip %q is not an address of a host", r.URL.Query().Get("ip")),
+			r.URL.Path + "?ip=10.0.0.2, or the GID of its underlay"}
 	}
 	ctx, cancel := context.WithTimeoutCause(r.Context(), peerWithin, fmt.Errorf("no answer within %v", peerWithin))
 	defer cancel()
 	e, about, err := a.peers.dial(ctx, ip.WithZone("").Unmap())
 	if err != nil {
-		status, hint := http.StatusBadGateway, a.peerHint(err, about)
+		status := http.StatusBadGateway
 		if errors.Is(err, errNoQP1) || errors.Is(err, errSelf) || errors.Is(err, errNoNeighbour) {
 			status = http.StatusBadRequest
 		}
-		fail(w, status, fmt.Sprintf("ask the agent of %v: %v", ip, err), hint)
-		return
+		return v, refusal{status, fmt.Sprintf("ask the agent of %v: %v", ip, err), a.peerHint(err, about)}
 	}
 	defer a.peers.end(e)
-	v, err := f(ctx, e, about)
-	if err != nil {
-		text := fmt.Sprintf("ask the agent of %v at %s: %v", ip, about.GID, err)
-		fail(w, http.StatusBadGateway, text, a.answerHint(err, about))
-		return
+	if v, err = f(ctx, e, about); err != nil {
+		return v, refusal{http.StatusBadGateway, fmt.Sprintf("ask the agent of %v at %s: %v", ip, about.GID, err),
+			a.answerHint(err, about)}
 	}
-	answer(w, v)
+	return v, nil
 }
 
 // answerHint returns what to do when a peer's agent refuses a call; empty: there is nothing to say.
@@ -102,55 +98,43 @@ func (a *Agent) peerHint(err error, about control.PeerPath) string {
 	return "is the underlay up, and the agent running there?"
 }
 
-func (a *Agent) peerStatus(w http.ResponseWriter, r *http.Request) {
-	a.peerRequest(w, r, control.PathPeerStatus,
-		func(ctx context.Context, e *transport.End, about control.PeerPath) (any, error) {
-			results, written, err := a.peers.call(ctx, e, peerrpc.ProcStatus, nil)
-			if err != nil {
-				return nil, err
-			}
-			doc, _, err := peerrpc.ParseDocument(results, written)
-			out := control.PeerStatus{Version: control.Version, Path: about}
-			if err == nil {
-				err = json.Unmarshal(doc, &out.Status)
-			}
+func (a *Agent) peerStatus(r *http.Request) (control.PeerStatus, error) {
+	return askPeer(a, r, func(ctx context.Context, e *transport.End, about control.PeerPath) (control.PeerStatus, error) {
+		out := control.PeerStatus{Version: control.Version, Path: about}
+		results, written, err := a.peers.call(ctx, e, peerrpc.ProcStatus, nil)
+		if err != nil {
 			return out, err
-		})
+		}
+		doc, _, err := peerrpc.ParseDocument(results, written)
+		if err != nil {
+			return out, err
+		}
+		return out, json.Unmarshal(doc, &out.Status)
+	})
 }
 
-func (a *Agent) peerPing(w http.ResponseWriter, r *http.Request) {
-	count := 1
-	if s := r.URL.Query().Get("count"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil || n < 1 || n > control.MaxPings {
-			fail(w, http.StatusBadRequest, fmt.Sprintf("count %q: must be 1 to %d", s, control.MaxPings), "")
-			return
-		}
-		count = n
+func (a *Agent) peerPing(r *http.Request) (out control.PeerPing, err error) {
+	count, err := number(r, "count", 1, control.MaxPings, fmt.Sprintf("1 to %d", control.MaxPings))
+	if err != nil {
+		return out, err
 	}
-	size := 0
-	if s := r.URL.Query().Get("size"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil || n < 0 || n > control.MaxPingSize {
-			fail(w, http.StatusBadRequest, fmt.Sprintf("size %q: must be 0 to %d", s, control.MaxPingSize), "")
-			return
-		}
-		size = n
+	size, err := number(r, "size", 0, control.MaxPingSize, fmt.Sprintf("0 to %d", control.MaxPingSize))
+	if err != nil {
+		return out, err
 	}
-	a.peerRequest(w, r, control.PathPeerPing,
-		func(ctx context.Context, e *transport.End, about control.PeerPath) (any, error) {
-			out := control.PeerPing{Version: control.Version, Path: about, Size: size}
-			payload := make([]byte, size)
-			_, _ = rand.Read(payload)
-			for range count {
-				start := time.Now()
-				if err := a.peers.ping(ctx, e, payload); err != nil {
-					return nil, err
-				}
-				out.MS = append(out.MS, float64(time.Since(start).Microseconds())/1000)
+	return askPeer(a, r, func(ctx context.Context, e *transport.End, about control.PeerPath) (control.PeerPing, error) {
+		out := control.PeerPing{Version: control.Version, Path: about, Size: int(size)}
+		payload := make([]byte, size)
+		_, _ = rand.Read(payload)
+		for range max(1, count) {
+			start := time.Now()
+			if err := a.peers.ping(ctx, e, payload); err != nil {
+				return out, err
 			}
-			return out, nil
-		})
+			out.MS = append(out.MS, float64(time.Since(start).Microseconds())/1000)
+		}
+		return out, nil
+	})
 }
 
 // ping calls NULL, or ECHO if there is a payload, which must come back the same.
@@ -173,38 +157,30 @@ func (s *peerService) ping(ctx context.Context, e *transport.End, payload []byte
 // errEcho says that what came back is not what was sent.
 var errEcho = errors.New("the echo differs from what was sent")
 
-func (a *Agent) peerEvents(w http.ResponseWriter, r *http.Request) {
-	var after uint64
-	if s := r.URL.Query().Get("after"); s != "" {
-		n, err := strconv.ParseUint(s, 10, 64)
-		if err != nil {
-			fail(w, http.StatusBadRequest, fmt.Sprintf("after %q: must be the number of an event", s), "")
-			return
-		}
-		after = n
+func (a *Agent) peerEvents(r *http.Request) (out control.PeerEvents, err error) {
+	after, err := number(r, "after", 0, math.MaxUint64, "the number of an event")
+	if err != nil {
+		return out, err
 	}
-	a.peerRequest(w, r, control.PathPeerEvents,
-		func(ctx context.Context, e *transport.End, about control.PeerPath) (any, error) {
-			results, written, err := a.peers.call(ctx, e, peerrpc.ProcEvents,
-				peerrpc.Range{After: after, Max: peerrpc.MaxEvents}.Append(nil))
-			if err != nil {
-				return nil, err
+	return askPeer(a, r, func(ctx context.Context, e *transport.End, about control.PeerPath) (control.PeerEvents, error) {
+		out := control.PeerEvents{Version: control.Version, Path: about, Events: []control.Event{}}
+		results, written, err := a.peers.call(ctx, e, peerrpc.ProcEvents,
+			peerrpc.Range{After: after, Max: peerrpc.MaxEvents}.Append(nil))
+		if err != nil {
+			return out, err
+		}
+		last, lines, err := peerrpc.ParseBatch(results, written)
+		if err != nil {
+			return out, err
+		}
+		out.Last = last
+		for line := range bytes.Lines(lines) {
+			var ev control.Event
+			if err := json.Unmarshal(line, &ev); err != nil {
+				return out, err
 			}
-			out := control.PeerEvents{Version: control.Version, Path: about, Events: []control.Event{}}
-			last, lines, err := peerrpc.ParseBatch(results, written)
-			if err != nil {
-				return nil, err
-			}
-			out.Last = last
-			in := bufio.NewScanner(bytes.NewReader(lines))
-			in.Buffer(nil, peerrpc.MaxDocument)
-			for in.Scan() {
-				var ev control.Event
-				if err := json.Unmarshal(in.Bytes(), &ev); err != nil {
-					return nil, err
-				}
-				out.Events = append(out.Events, ev)
-			}
-			return out, in.Err()
-		})
+			out.Events = append(out.Events, ev)
+		}
+		return out, nil
+	})
 }

@@ -69,7 +69,7 @@ type peerService struct {
 }
 
 // openPeers starts the service. It answers only hosts in Options.PeerAllow and PeerTrust.
-func (a *Agent) openPeers() error {
+func (a *Agent) openPeers() (err error) {
 	s := &a.peers
 	s.from = map[ib.GID]int{}
 	s.a, s.known, s.live, s.past = a, map[netip.Addr]ib.GID{}, map[*transport.End]struct{}{}, map[string]uint64{}
@@ -77,7 +77,6 @@ func (a *Agent) openPeers() error {
 	if a.opt.Provider.MADPort() == nil {
 		return nil
 	}
-	var err error
 	s.port, err = rdmacm.Open(rdmacm.Options{Provider: a.opt.Provider, Shared: true,
 		CM: cm.Options{GID: a.link.GID, MaxConns: maxPeerConns},
 		Log: func(n cm.Note) {
@@ -86,31 +85,26 @@ func (a *Agent) openPeers() error {
 			}
 			e := a.event("peers", "cm", n.String())
 			if n.Dir != cm.Decided {
-				out := n.Dir == cm.Sent
-				e.Out = &out
+				e.Out = new(n.Dir == cm.Sent)
 			}
 			a.hub.publish(e)
 		}})
 	return err
 }
 
-// serve answers peers until ctx ends, while PeerAllow or PeerTrust has anybody.
+// serve answers peers until ctx ends, while PeerAllow or PeerTrust has anybody. There must be a port.
 func (s *peerService) serve(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
-	for ctx.Err() == nil {
-		if allow, trust := s.a.live.askers(); len(allow)+len(trust) == 0 || s.port == nil {
-			select {
-			case <-s.a.live.changed:
-			case <-ctx.Done():
-			}
-			continue
+	for {
+		s.a.live.await(ctx, true)
+		if ctx.Err() != nil {
+			return nil
 		}
 		if err := s.listen(ctx, &wg); err != nil {
 			return err
 		}
 	}
-	return nil
 }
 
 // listen answers peers until nobody may ask any more.
@@ -123,15 +117,8 @@ func (s *peerService) listen(ctx context.Context, wg *sync.WaitGroup) error {
 	listening, stop := context.WithCancel(ctx)
 	defer stop()
 	wg.Go(func() {
-		for listening.Err() == nil {
-			select {
-			case <-s.a.live.changed:
-				if allow, trust := s.a.live.askers(); len(allow)+len(trust) == 0 {
-					stop()
-				}
-			case <-listening.Done():
-			}
-		}
+		s.a.live.await(listening, false)
+		stop()
 	})
 	for {
 		r, err := l.Next(listening)
@@ -231,13 +218,12 @@ func (s *peerService) accept(ctx context.Context, r *rdmacm.Request) {
 	defer s.depart(a)
 	idle := time.NewTimer(peerFirst)
 	defer idle.Stop()
-	asked := make(chan struct{})
-	var once sync.Once
+	asked := make(chan struct{}, 1)
 	e, err := transport.AcceptRoCE(r, transport.Options{Provider: s.a.opt.Provider,
 		RPC: rpcrdma.Options{Grant: peerGrant, Ask: 1, MaxLong: peerrpc.MaxDocument + 4096},
 		Serve: func(ctx context.Context, c rpcrdma.Serve) rpcrdma.Event {
 			idle.Reset(peerIdle)
-			once.Do(func() { close(asked) }) // a call stands for an RTU that was lost
+			wake(asked) // a call stands for an RTU that was lost
 			s.n.served.Add(1)
 			return s.answer(ctx, who, &c)
 		}})

@@ -24,14 +24,11 @@ var identifiers = regexp.MustCompile(`0[xX][0-9a-fA-F]+|[0-9a-fA-F]{6,}|` +
 
 // Redact takes what may be an identifier out of a text: communication IDs, QPNs, PSNs,
 // Q_Keys, P_Keys, service IDs and GUIDs.
-func Redact(s string) string { return redact(s) }
-
-// redact takes the identifiers out of a text.
-func redact(s string) string { return identifiers.ReplaceAllLiteralString(s, redacted) }
+func Redact(s string) string { return identifiers.ReplaceAllLiteralString(s, redacted) }
 
 // redactAll returns a copy of v, a document of package control, without identifiers in any of its texts,
 // however deep. It walks v by reflection, so it covers fields that are yet to come.
-func redactAll[T any](v T) T { return redactTexts(v, redact) }
+func redactAll[T any](v T) T { return redactTexts(v, Redact) }
 
 // redactTexts returns a copy of v with redact applied to each of its texts.
 func redactTexts[T any](v T, redact func(string) string) T {
@@ -39,6 +36,9 @@ func redactTexts[T any](v T, redact func(string) string) T {
 }
 
 func redactValue(v reflect.Value, redact func(string) string) reflect.Value {
+	if v.IsZero() {
+		return v
+	}
 	out := reflect.New(v.Type()).Elem()
 	switch v.Kind() {
 	case reflect.String:
@@ -51,25 +51,16 @@ func redactValue(v reflect.Value, redact func(string) string) reflect.Value {
 			out.Field(i).Set(redactValue(v.Field(i), redact))
 		}
 	case reflect.Slice:
-		if v.IsNil() {
-			return v
-		}
 		out.Set(reflect.MakeSlice(v.Type(), v.Len(), v.Len()))
 		for i := range v.Len() {
 			out.Index(i).Set(redactValue(v.Index(i), redact))
 		}
 	case reflect.Map:
-		if v.IsNil() {
-			return v
-		}
 		out.Set(reflect.MakeMapWithSize(v.Type(), v.Len()))
 		for it := v.MapRange(); it.Next(); {
 			out.SetMapIndex(redactValue(it.Key(), redact), redactValue(it.Value(), redact))
 		}
 	case reflect.Pointer:
-		if v.IsNil() {
-			return v
-		}
 		out.Set(reflect.New(v.Type().Elem()))
 		out.Elem().Set(redactValue(v.Elem(), redact))
 	default:
@@ -146,11 +137,10 @@ func (s *peerService) asker(g ib.GID) asker {
 	in := func(list []netip.Prefix) bool {
 		return slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Contains(g.Addr().Unmap()) })
 	}
-	allow, trust := s.a.live.askers()
-	switch {
-	case in(trust):
+	switch now := s.a.live.lists(); {
+	case in(now.trust):
 		return askerTrusted
-	case in(allow):
+	case in(now.allow):
 		return askerAllowed
 	}
 	return askerRefused

@@ -197,7 +197,7 @@ func TestRedact(t *testing.T) {
 		{"P_Key 0x8001", "P_Key redacted"},
 		{"", ""},
 	} {
-		if got := redact(tt.in); got != tt.want {
+		if got := Redact(tt.in); got != tt.want {
 			t.Errorf("%q became %q, want %q", tt.in, got, tt.want)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"ipoibcm/control"
@@ -42,35 +43,38 @@ type Plan struct {
 
 // liveSettings holds the live settings that not only the driver reads.
 type liveSettings struct {
-	reloading    sync.Mutex // one at a time
-	mu           sync.RWMutex
-	prefixes     []netip.Prefix
-	allow, trust []netip.Prefix
-	changed      chan struct{} // holds one token when allow or trust have changed
+	reloading sync.Mutex // one at a time
+	now       atomic.Pointer[liveLists]
+	changed   chan struct{} // holds one token when allow or trust have changed
 }
+
+// liveLists are the addresses of the interface, PeerAllow and PeerTrust.
+type liveLists struct{ prefixes, allow, trust []netip.Prefix }
 
 func (l *liveSettings) set(prefixes, allow, trust []netip.Prefix) {
-	l.mu.Lock()
-	l.prefixes, l.allow, l.trust = prefixes, allow, trust
-	l.mu.Unlock()
-	select {
-	case l.changed <- struct{}{}:
-	default:
+	l.now.Store(&liveLists{prefixes, allow, trust})
+	wake(l.changed)
+}
+
+// lists returns the lists in force; empty ones before set was called.
+func (l *liveSettings) lists() liveLists {
+	if now := l.now.Load(); now != nil {
+		return *now
 	}
+	return liveLists{}
 }
 
-// addresses returns the configured addresses.
-func (l *liveSettings) addresses() []netip.Prefix {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	return l.prefixes
-}
-
-// askers returns PeerAllow and PeerTrust: the hosts whose agents may ask ours.
-func (l *liveSettings) askers() (allow, trust []netip.Prefix) {
-	l.mu.RLock()
-	defer l.mu.RUnlock()
-	return l.allow, l.trust
+// await waits until somebody may ask us if some is set, else until nobody may, or until ctx ends.
+func (l *liveSettings) await(ctx context.Context, some bool) {
+	for ctx.Err() == nil {
+		if now := l.lists(); (len(now.allow)+len(now.trust) > 0) == some {
+			return
+		}
+		select {
+		case <-l.changed:
+		case <-ctx.Done():
+		}
+	}
 }
 
 // reload reads the configuration anew and applies its changes. It only reports them if check is set or if
@@ -115,7 +119,7 @@ func (a *Agent) reload(ctx context.Context, check bool) (control.Reload, error) 
 
 // apply puts settings in force. It runs on the driver's goroutine.
 func (a *Agent) apply(l Live) {
-	old := a.live.addresses()
+	old := a.live.lists().prefixes
 	a.live.set(l.Prefixes, l.PeerAllow, l.PeerTrust)
 	for _, p := range l.Prefixes { // new ones first: the kernel keeps secondary addresses
 		if !slices.Contains(old, p) {
@@ -129,15 +133,14 @@ func (a *Agent) apply(l Live) {
 	}
 	copies := a.copies()
 	a.opt.Mode, a.opt.ReceiveMTU, a.opt.Idle, a.opt.Peers, a.opt.Allow = l.Mode, l.ReceiveMTU, l.Idle, l.Peers, l.Allow
-	switch {
-	case !copies && a.copies():
-		if err := a.takeCopies(a.link.GID); err != nil {
-			a.log.Warn("settings changed", "err", err)
-		}
-	case copies && !a.copies():
-		if err := a.loop.UDQP().DetachMulticast(a.link.GID); err != nil {
-			a.log.Warn("settings changed", "err", err)
-		}
+	var err error
+	if !copies {
+		err = a.takeCopies(a.link.GID)
+	} else if !a.copies() {
+		err = a.loop.UDQP().DetachMulticast(a.link.GID)
+	}
+	if err != nil {
+		a.log.Warn("settings changed", "err", err)
 	}
 	a.link.Flags = l.Mode.Flags()
 	a.loop.SetAllow(l.Allow)
@@ -188,16 +191,13 @@ func (a *Agent) hangups(ctx context.Context) {
 }
 
 // serveReload answers PathReload.
-func (a *Agent) serveReload(w http.ResponseWriter, r *http.Request) {
+func (a *Agent) serveReload(r *http.Request) (got control.Reload, err error) {
 	if a.opt.Reload == nil {
-		fail(w, http.StatusConflict, "the agent has no configuration file: all of its settings are flags",
-			"restart it with --config FILE")
-		return
+		return got, refusal{http.StatusConflict, "the agent has no configuration file: all of its settings are flags",
+			"restart it with --config FILE"}
 	}
-	got, err := a.reload(r.Context(), r.URL.Query().Get("check") != "")
-	if err != nil {
-		fail(w, http.StatusConflict, err.Error(), "nothing was changed")
-		return
+	if got, err = a.reload(r.Context(), r.URL.Query().Get("check") != ""); err != nil {
+		return got, refusal{http.StatusConflict, err.Error(), "nothing was changed"}
 	}
-	answer(w, got)
+	return got, nil
 }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"net/http"
 	"os"
 	"runtime"
 	"runtime/debug"
@@ -15,7 +16,7 @@ var collecting sync.Mutex
 
 // viewRuntime has the provider trim, collects garbage, gives free memory back to the kernel and counts what
 // is left. It does not run on the driver's goroutine, so the driver goes on meanwhile.
-func (a *Agent) viewRuntime() control.Runtime {
+func (a *Agent) viewRuntime(*http.Request) (control.Runtime, error) {
 	collecting.Lock()
 	defer collecting.Unlock()
 	if p, ok := a.opt.Provider.(verbs.Trimmer); ok {
@@ -30,5 +31,5 @@ func (a *Agent) viewRuntime() control.Runtime {
 	if fds, err := os.ReadDir("/proc/self/fd"); err == nil {
 		r.Descriptors = len(fds) - 1 // without the one that ReadDir opened
 	}
-	return r
+	return r, nil
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/vishvananda/netns"
 
 	"ipoibcm/hostnet"
-	"ipoibcm/ipoib"
 	"ipoibcm/mtu"
 	"ipoibcm/tun"
 )
@@ -31,7 +30,7 @@ func (a *Agent) openTUN() error {
 	open := func() (err error) {
 		o := tun.Options{Name: a.opt.Name, MTU: mtu.DefaultDevice, NoChecksum: a.opt.NoChecksum,
 			NoSegments: a.opt.NoSegments, NoDatagrams: a.opt.NoDatagrams,
-			Queues: a.threads() > 1, Proven: a.proven()}
+			Queues: a.threads() > 1, Proven: a.before().Proven}
 		if a.tun = a.adoptTUN(o); a.tun != nil {
 			a.openQueues()
 			return nil
@@ -170,12 +169,12 @@ func (a *Agent) prepare(ns netns.NsHandle, name string, up bool) (notes []string
 			return nil, fmt.Errorf("%s: set up: %w", name, err)
 		}
 	}
-	for _, p := range a.live.addresses() {
+	for _, p := range a.live.lists().prefixes {
 		if err := d.AddAddr(p); err != nil {
 			return nil, fmt.Errorf("%s: add %s: %w", name, p, err)
 		}
 	}
-	for _, p := range a.live.addresses() {
+	for _, p := range a.live.lists().prefixes {
 		if up && !d.WaitAddr(p.Addr(), addrWithin) {
 			a.log.Warn("the kernel has not made an address usable, going on", "prefix", p, "after", addrWithin)
 		}
@@ -188,7 +187,7 @@ func (a *Agent) prepare(ns netns.NsHandle, name string, up bool) (notes []string
 func (a *Agent) setUpIPv6() {
 	host := a.kernel.host
 	do := []func() error{host.DisableAddrGen, host.IgnoreRAMTU, host.RemoveGenerated}
-	for _, p := range a.live.addresses() {
+	for _, p := range a.live.lists().prefixes {
 		if p.Addr().Is6() {
 			do = append(do, func() error { return host.AddAddr(p) })
 		}
@@ -215,15 +214,11 @@ func (a *Agent) limitIPv6(d *hostnet.Device) error {
 func (a *Agent) follow() {
 	var s seat
 	var err error
-	a.kernel.changes.push(job{
-		do: func() ipoib.Event {
-			if s, err = a.sit(false); err == nil {
-				err = a.kernel.replace(s.host, s.notices)
-			}
-			return nil
-		},
-		then: func() { a.followed(s, err) },
-	})
+	a.kernel.change(func() {
+		if s, err = a.sit(false); err == nil {
+			err = a.kernel.replace(s.host, s.notices)
+		}
+	}, func() { a.followed(s, err) })
 }
 
 // followed handles the outcome of follow. The driver tries again after a failure.

@@ -42,34 +42,45 @@ func listen(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// handler returns the handler of all requests. Streams end with ctx.
-func (a *Agent) handler(ctx context.Context) http.Handler {
+// A handler answers a request, or returns the error that the client is told.
+type handler func(http.ResponseWriter, *http.Request) error
+
+// ServeHTTP answers a request, also with the error that h returns.
+func (h handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if err := h(w, r); err != nil {
+		fail(w, err)
+	}
+}
+
+// handler returns the handler of all requests.
+func (a *Agent) handler() http.Handler {
 	mux := http.NewServeMux()
-	get := func(path string, h http.HandlerFunc) { mux.HandleFunc("GET "+path, h) }
-	document(get, control.PathStatus, a.viewStatus)
-	document(get, control.PathConns, a.viewConns)
-	document(get, control.PathNeigh, a.viewNeigh)
-	document(get, control.PathRoutes, a.viewRoutes)
-	document(get, control.PathGroups, a.viewGroups)
-	document(get, control.PathStats, a.viewStats)
-	document(get, control.PathMembers, a.viewMembers)
-	get(control.PathExplain, a.explain)
-	get(control.PathPeerStatus, a.peerStatus)
-	get(control.PathPeerPing, a.peerPing)
-	get(control.PathPeerEvents, a.peerEvents)
-	get(control.PathRuntime, owners(func(w http.ResponseWriter, _ *http.Request) { answer(w, a.viewRuntime()) }))
-	get(control.PathEvents, func(w http.ResponseWriter, r *http.Request) { a.events(ctx, w, r) })
-	get(control.PathCapture, owners(func(w http.ResponseWriter, r *http.Request) { a.capture(ctx, w, r) }))
+	get := func(path string, h handler) { mux.Handle("GET "+path, h) }
+	get(control.PathStatus, document(paged(a.viewStatus)))
+	get(control.PathConns, document(paged(a.viewConns)))
+	get(control.PathNeigh, document(paged(a.viewNeigh)))
+	get(control.PathRoutes, document(paged(a.viewRoutes)))
+	get(control.PathGroups, document(paged(a.viewGroups)))
+	get(control.PathStats, document(paged(a.viewStats)))
+	get(control.PathMembers, document(paged(a.viewMembers)))
+	get(control.PathExplain, document(a.explain))
+	get(control.PathPeerStatus, document(a.peerStatus))
+	get(control.PathPeerPing, document(a.peerPing))
+	get(control.PathPeerEvents, document(a.peerEvents))
+	get(control.PathRuntime, owners(document(a.viewRuntime)))
+	get(control.PathEvents, a.events)
+	get(control.PathCapture, owners(a.capture))
 	metrics := a.metrics()
-	get(control.PathMetrics, func(w http.ResponseWriter, r *http.Request) {
+	get(control.PathMetrics, func(w http.ResponseWriter, r *http.Request) error {
 		deadline(w, writeWithin)
 		metrics.ServeHTTP(w, r)
+		return nil
 	})
-	mux.HandleFunc("POST "+control.PathReload, owners(a.serveReload))
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		fail(w, http.StatusNotFound, fmt.Sprintf("%s %s: not part of this API", r.Method, r.URL.Path),
-			"see "+control.PathStatus)
-	})
+	mux.Handle("POST "+control.PathReload, owners(document(a.serveReload)))
+	mux.Handle("/", handler(func(_ http.ResponseWriter, r *http.Request) error {
+		return refusal{http.StatusNotFound, fmt.Sprintf("%s %s: not part of this API", r.Method, r.URL.Path),
+			"see " + control.PathStatus}
+	}))
 	return mux
 }
 
@@ -92,24 +103,31 @@ func (a *Agent) serveUntil(ctx context.Context, srv *http.Server, l net.Listener
 	return nil
 }
 
-// document serves at path what view returns.
-func document[T any](get func(string, http.HandlerFunc), path string, view func(context.Context) (T, error)) {
-	get(path, func(w http.ResponseWriter, r *http.Request) {
+// document answers with what view returns, as the client may see it.
+func document[T any](view func(*http.Request) (T, error)) handler {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		v, err := view(r)
+		if err != nil {
+			return err
+		}
+		show(w, r, v)
+		return nil
+	}
+}
+
+// paged returns the page that a request asks for, of the document that view returns.
+func paged[T any](view func(context.Context) (T, error)) func(*http.Request) (T, error) {
+	return func(r *http.Request) (v T, err error) {
 		page, err := control.ParsePage(r.URL.Query().Get)
 		if err != nil {
-			fail(w, http.StatusBadRequest, err.Error(), path+"?limit=100")
-			return
+			return v, refusal{http.StatusBadRequest, err.Error(), r.URL.Path + "?limit=100"}
 		}
-		v, err := view(r.Context())
-		if err != nil {
-			fail(w, http.StatusServiceUnavailable, err.Error(), "try again; the agent may be stopping")
-			return
-		}
+		v, err = view(r.Context())
 		if list, ok := any(&v).(interface{ Select(control.Page) }); ok {
 			list.Select(page)
 		}
-		show(w, r, v)
-	})
+		return v, err
+	}
 }
 
 // ask runs view on the driver's goroutine, between two events.
@@ -125,25 +143,18 @@ func ask[T any](ctx context.Context, a *Agent, view func() T) (v T, err error) {
 	}
 }
 
-func (a *Agent) explain(w http.ResponseWriter, r *http.Request) {
+func (a *Agent) explain(r *http.Request) (out control.Explanation, err error) {
 	ip, err := netip.ParseAddr(r.URL.Query().Get("ip"))
 	if err != nil {
-		fail(w, http.StatusBadRequest, fmt.Sprintf("ip %q is not an address", r.URL.Query().Get("ip")),
-			control.PathExplain+"?ip=10.0.0.2")
-		return
+		return out, refusal{http.StatusBadRequest, fmt.Sprintf("ip %q is not an address", r.URL.Query().Get("ip")),
+			control.PathExplain + "?ip=10.0.0.2"}
 	}
 	ip = ip.WithZone("").Unmap()
 	hop, err := a.nextHop(r.Context(), ip)
 	if err != nil {
-		fail(w, http.StatusServiceUnavailable, err.Error(), "try again; the interface may be going")
-		return
+		return out, refusal{http.StatusServiceUnavailable, err.Error(), "try again; the interface may be going"}
 	}
-	e, err := ask(r.Context(), a, func() control.Explanation { return a.viewExplain(ip, hop) })
-	if err != nil {
-		fail(w, http.StatusServiceUnavailable, err.Error(), "try again; the agent may be stopping")
-		return
-	}
-	show(w, r, e)
+	return ask(r.Context(), a, func() control.Explanation { return a.viewExplain(ip, hop) })
 }
 
 // show answers with a document, as the client may see it.
@@ -154,19 +165,17 @@ func show[T any](w http.ResponseWriter, r *http.Request, v T) {
 	answer(w, v)
 }
 
-func (a *Agent) events(ctx context.Context, w http.ResponseWriter, r *http.Request) {
-	if !follows(w) {
-		return
+func (a *Agent) events(w http.ResponseWriter, r *http.Request) error {
+	if err := mayFollow(w); err != nil {
+		return err
 	}
 	since, err := pastOf(r)
 	if err != nil {
-		fail(w, http.StatusBadRequest, err.Error(), control.PathEvents+"?since=10m")
-		return
+		return err
 	}
 	s := a.hub.subscribe(since)
 	if s == nil {
-		fail(w, http.StatusServiceUnavailable, errFollowers.Error(), "stop another monitor first")
-		return
+		return refusal{http.StatusServiceUnavailable, errFollowers.Error(), "stop another monitor first"}
 	}
 	defer a.hub.unsubscribe(s)
 	deadline(w, 0)
@@ -181,13 +190,11 @@ func (a *Agent) events(ctx context.Context, w http.ResponseWriter, r *http.Reque
 				e = forLookers(e)
 			}
 			if !ok || enc.Encode(e) != nil {
-				return
+				return nil
 			}
 			flush()
 		case <-r.Context().Done():
-			return
-		case <-ctx.Done():
-			return
+			return nil
 		}
 	}
 }
@@ -200,31 +207,39 @@ func pastOf(r *http.Request) (time.Time, error) {
 	}
 	d, err := time.ParseDuration(s)
 	if err != nil || d <= 0 {
-		return time.Time{}, fmt.Errorf("since %q: want a duration such as 10m", s)
+		return time.Time{}, refusal{http.StatusBadRequest, fmt.Sprintf("since %q: want a duration such as 10m", s),
+			control.PathEvents + "?since=10m"}
 	}
 	return time.Now().Add(-d), nil
 }
 
-func (a *Agent) capture(ctx context.Context, w http.ResponseWriter, r *http.Request) {
-	snap := 0
-	if s := r.URL.Query().Get("snap"); s != "" {
-		n, err := strconv.Atoi(s)
-		if err != nil || n < 1 || n > 1<<18 {
-			fail(w, http.StatusBadRequest, fmt.Sprintf("snap %q: must be 1 to %d octets", s, 1<<18), "")
-			return
-		}
-		snap = n
+// number returns the number that a request has for key; zero if it has none. want says what it must be.
+func number(r *http.Request, key string, least, most uint64, want string) (uint64, error) {
+	s := r.URL.Query().Get(key)
+	if s == "" {
+		return 0, nil
 	}
-	if !follows(w) {
-		return
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil || n < least || n > most {
+		return 0, refusal{http.StatusBadRequest, fmt.Sprintf("%s %q: must be %s", key, s, want), ""}
 	}
-	ctx, stop := context.WithCancel(ctx)
-	defer stop()
-	defer context.AfterFunc(r.Context(), stop)()
+	return n, nil
+}
+
+func (a *Agent) capture(w http.ResponseWriter, r *http.Request) error {
+	snap, err := number(r, "snap", 1, 1<<18, fmt.Sprintf("1 to %d octets", 1<<18))
+	if err != nil {
+		return err
+	}
+	if err := mayFollow(w); err != nil {
+		return err
+	}
 	deadline(w, 0)
 	w.Header().Set("Content-Type", "application/x-pcapng")
 	rc := http.NewResponseController(w)
-	if err := a.taps.capture(ctx, w, func() { rc.Flush() }, a.opt.Provider.Port().UnderlayIf, snap); err != nil {
-		fail(w, http.StatusServiceUnavailable, err.Error(), "stop another capture first")
+	err = a.taps.capture(r.Context(), w, func() { rc.Flush() }, a.opt.Provider.Port().UnderlayIf, int(snap))
+	if err != nil {
+		return refusal{http.StatusServiceUnavailable, err.Error(), "stop another capture first"}
 	}
+	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
+	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -88,13 +89,10 @@ func (a *Agent) runService(ctx context.Context) {
 		close(s.told)
 		return
 	}
+	var watchdog sync.WaitGroup
+	defer watchdog.Wait()
 	if s.every > 0 {
-		stop := make(chan struct{})
-		defer func() { <-stop }()
-		go func() {
-			defer close(stop)
-			a.runWatchdog(ctx)
-		}()
+		watchdog.Go(func() { a.runWatchdog(ctx) })
 	}
 	for {
 		select {
@@ -111,8 +109,7 @@ func (a *Agent) runService(ctx context.Context) {
 // runWatchdog gives a sign of life as long as the driver, the data path and the provider move. If one of them
 // is stuck, it logs which, and the manager ends the process.
 func (a *Agent) runWatchdog(ctx context.Context) {
-	tick := time.NewTicker(a.service.every)
-	defer tick.Stop()
+	tick := time.Tick(a.service.every)
 	for {
 		if err := a.alive(ctx, a.service.every); err != nil && ctx.Err() == nil {
 			a.log.Error("no sign of life for the watchdog", "err", err)
@@ -120,7 +117,7 @@ func (a *Agent) runWatchdog(ctx context.Context) {
 			a.service.tell(notifyWatchdog)
 		}
 		select {
-		case <-tick.C:
+		case <-tick:
 		case <-ctx.Done():
 			return
 		}

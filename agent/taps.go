@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -40,7 +41,6 @@ type taps struct {
 type tap struct {
 	ch     chan tapped
 	snap   int
-	lost   atomic.Uint64
 	octets atomic.Int64 // what waits in ch, overhead included
 }
 
@@ -79,7 +79,6 @@ func (t *taps) packet(out bool, ip []byte) {
 	share := captureOctets / int64(max(1, len(list))) // clients that read lose nothing to those that do not
 	for _, c := range list {
 		if !c.take(now, out, ip, share) {
-			c.lost.Add(1)
 			t.dropped.Add(1)
 		}
 	}
@@ -104,12 +103,7 @@ func (t *taps) add(c *tap) error {
 func (t *taps) remove(c *tap) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	var list []*tap
-	for _, o := range *t.list.Load() {
-		if o != c {
-			list = append(list, o)
-		}
-	}
+	list := slices.DeleteFunc(slices.Clone(*t.list.Load()), func(o *tap) bool { return o == c })
 	if len(list) == 0 {
 		t.provider.SetTap(nil)
 	}

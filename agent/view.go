@@ -77,20 +77,7 @@ func (a *Agent) statusHead(n map[string]uint64) control.Status {
 		Protections: a.protected,
 		Warnings:    a.warnings(s, n, port.Active, unfit),
 	}
-	if p, ok := a.opt.Provider.(verbs.Offloader); ok {
-		for _, o := range append(p.Offloads(), a.loop.Offload()) {
-			out.Underlay.Offloads = append(out.Underlay.Offloads, control.Offload(o))
-		}
-	}
-	sums, tcp, udp := a.tunOffloads()
-	out.Underlay.Offloads = append(out.Underlay.Offloads,
-		control.Offload{Name: "checksum", What: "checksums at the TUN by us", On: sums.On, Why: sums.Why,
-			Uses: sums.Completed + sums.Verified},
-		control.Offload{Name: "tso", What: "TCP in GSO packets at the TUN", On: tcp.On, Why: tcp.Why,
-			Uses: tcp.Split + tcp.Written},
-		control.Offload{Name: "uso", What: "UDP in GSO packets at the TUN", On: udp.On, Why: udp.Why,
-			Uses: udp.Split + udp.Written})
-	for _, o := range a.threadOffloads() {
+	for _, o := range a.offloads() {
 		out.Underlay.Offloads = append(out.Underlay.Offloads, control.Offload(o))
 	}
 	for _, g := range port.GIDs {
@@ -106,6 +93,22 @@ func (a *Agent) statusHead(n map[string]uint64) control.Status {
 		out.Interface.Addresses = append(out.Interface.Addresses, control.Address{Prefix: ad.Prefix.String(), State: st})
 	}
 	return out
+}
+
+// offloads returns the offloads of the provider, of the data path and of the TUN.
+func (a *Agent) offloads() (all []verbs.Offload) {
+	if p, ok := a.opt.Provider.(verbs.Offloader); ok {
+		all = append(p.Offloads(), a.loop.Offload())
+	}
+	sums, tcp, udp := a.tunOffloads()
+	all = append(all,
+		verbs.Offload{Name: "checksum", What: "checksums at the TUN by us", On: sums.On, Why: sums.Why,
+			Uses: sums.Completed + sums.Verified},
+		verbs.Offload{Name: "tso", What: "TCP in GSO packets at the TUN", On: tcp.On, Why: tcp.Why,
+			Uses: tcp.Split + tcp.Written},
+		verbs.Offload{Name: "uso", What: "UDP in GSO packets at the TUN", On: udp.On, Why: udp.Why,
+			Uses: udp.Split + udp.Written})
+	return append(all, a.threadOffloads()...)
 }
 
 // cmPaths names the paths that CM messages can take.
@@ -130,82 +133,55 @@ func (a *Agent) checkPort(port verbs.Port) ([]string, error) {
 	return slices.Concat(a.opt.Notes, plan.Notes), err
 }
 
-func (a *Agent) warnings(s ipoib.Status, counted map[string]uint64, active bool, unfit error) (w []string) {
-	if unfit != nil {
-		w = append(w, unfit.Error())
+// warnings are what an operator should look at.
+type warnings []string
+
+// add adds a warning if its condition holds.
+func (w *warnings) add(holds bool, format string, args ...any) {
+	if holds {
+		*w = append(*w, fmt.Sprintf(format, args...))
 	}
-	w = append(w, a.linkWarnings(active)...)
-	if a.lost != "" {
-		w = append(w, "the interface is in another network namespace, and cannot be followed: "+a.lost)
-	}
-	w = append(w, a.seat.notes...)
-	if text := a.memberWarning(); text != "" {
-		w = append(w, text)
-	}
-	if a.udDied != "" {
-		w = append(w, "the UD QP went to ERR ("+a.udDied+") and is being brought back")
-	}
-	if q := s.Silence; active && q.Asked.IsValid() {
-		w = append(w, silence(q, time.Now()))
-	}
-	for _, ad := range s.Addrs {
-		if ad.Duplicate {
-			w = append(w, fmt.Sprintf("%s is used by another host; give one of the two another address", ad.Prefix.Addr()))
-		}
-	}
-	if n := a.loop.Counters().RxUDOversize; n > 0 {
-		w = append(w,
-			fmt.Sprintf("%d datagrams were larger than the %d octets that may come: another host has a larger ud_mtu",
-				n, s.UDAccept))
-	}
-	flood := a.loop.Counters().RxFlood + counted["mads_drop_flood"]
-	ucUseless := counted["uc_drop_sequence"]
-	ucIn := counted["uc_packets_in"] + ucUseless
-	if n := counted[tooBigName] - a.tooBigBefore; n > 0 {
-		port := a.port()
-		w = append(w, fmt.Sprintf("%d packets were not sent, because they are larger than the way to their destination: "+
-			"%s has MTU %d, and \"ip route get GID\" shows whether a route has a smaller one; raise it, or use a smaller "+
-			"ud_mtu "+
-			"on all hosts; a connection takes the smaller path MTU when it is set up again", n, port.UnderlayIf, port.UnderMTU))
-	}
-	if ucUseless > ucIn/20 && ucIn >= 1000 && s.ReceiveMTU > shortReceive {
-		w = append(w,
-			fmt.Sprintf(
-				"of %d packets that came over UC %d were useless, because another of their message was lost: receive_mtu %d "+
-					"makes messages shorter, mode rc sends again what is lost", ucIn, ucUseless, shortReceive))
-	}
-	if flood > 0 {
-		w = append(w,
-			fmt.Sprintf(
-				"%d ARP, ND and CM packets were refused because too many came from unknown sources: somebody floods this "+
-					"host, or did", flood))
-	}
-	if lost, _ := a.logCounts(); lost > 0 {
-		w = append(w, fmt.Sprintf("%d lines of the log were lost: its reader is too slow or has gone, or its disk is full",
-			lost))
-	}
-	if n := a.loop.Counters().RxUDFlood; n > 0 {
-		w = append(w,
-			fmt.Sprintf(
-				"%d datagrams of hosts that nothing is sent to by UD were refused, because there were too many: somebody "+
-					"floods this host, or did", n))
-	}
-	if n := a.m.FIBCounters().RoutesRefused; n > 0 {
-		w = append(w, fmt.Sprintf("the kernel refused %d route changes; see the log", n))
-	}
-	return w
 }
 
-// linkWarnings returns why there is no link.
-func (a *Agent) linkWarnings(active bool) (w []string) {
-	if a.fabric.pkeyAt < 0 {
-		w = append(w, a.noPKey()+", and without it there is no link")
-	} else if !active {
-		w = append(w, "the underlay is down or has lost its address")
+func (a *Agent) warnings(s ipoib.Status, counted map[string]uint64, active bool, unfit error) []string {
+	var w warnings
+	w.add(unfit != nil, "%v", unfit)
+	w.add(a.fabric.pkeyAt < 0, "%s, and without it there is no link", a.noPKey())
+	w.add(a.fabric.pkeyAt >= 0 && !active, "the underlay is down or has lost its address")
+	if net := a.viewSubnet(); net != nil {
+		w.add(!net.Joined, "the broadcast group is not joined, and without it there is no link: %s", net.Why)
 	}
-	if s := a.viewSubnet(); s != nil && !s.Joined {
-		w = append(w, "the broadcast group is not joined, and without it there is no link: "+s.Why)
+	w.add(a.lost != "", "the interface is in another network namespace, and cannot be followed: %s", a.lost)
+	w = append(w, a.seat.notes...)
+	list := a.memberWarning()
+	w.add(list != "", "%s", list)
+	w.add(a.udDied != "", "the UD QP went to ERR (%s) and is being brought back", a.udDied)
+	w.add(active && s.Silence.Asked.IsValid(), "%s", silence(s.Silence, time.Now()))
+	for _, ad := range s.Addrs {
+		w.add(ad.Duplicate, "%s is used by another host; give one of the two another address", ad.Prefix.Addr())
 	}
+	loop := a.loop.Counters()
+	w.add(loop.RxUDOversize > 0, "%d datagrams were larger than the %d octets that may come: another host has a larger "+
+		"ud_mtu", loop.RxUDOversize, s.UDAccept)
+	tooBig, port := counted[tooBigName]-a.tooBigBefore, a.port()
+	w.add(tooBig > 0, "%d packets were not sent, because they are larger than the way to their destination: "+
+		"%s has MTU %d, and \"ip route get GID\" shows whether a route has a smaller one; raise it, or use a smaller "+
+		"ud_mtu on all hosts; a connection takes the smaller path MTU when it is set up again",
+		tooBig, port.UnderlayIf, port.UnderMTU)
+	useless := counted["uc_drop_sequence"]
+	in := counted["uc_packets_in"] + useless
+	w.add(useless > in/20 && in >= 1000 && s.ReceiveMTU > shortReceive, "of %d packets that came over UC %d were "+
+		"useless, because another of their message was lost: receive_mtu %d makes messages shorter, mode rc sends again "+
+		"what is lost", in, useless, shortReceive)
+	flood := loop.RxFlood + counted["mads_drop_flood"]
+	w.add(flood > 0, "%d ARP, ND and CM packets were refused because too many came from unknown sources: somebody floods "+
+		"this host, or did", flood)
+	lost, _ := a.logCounts()
+	w.add(lost > 0, "%d lines of the log were lost: its reader is too slow or has gone, or its disk is full", lost)
+	w.add(loop.RxUDFlood > 0, "%d datagrams of hosts that nothing is sent to by UD were refused, because there were too "+
+		"many: somebody floods this host, or did", loop.RxUDFlood)
+	refused := a.m.FIBCounters().RoutesRefused
+	w.add(refused > 0, "the kernel refused %d route changes; see the log", refused)
 	return w
 }
 
@@ -243,16 +219,6 @@ func (a *Agent) providerCounters() map[string]uint64 {
 // tooBigName is the provider's counter of packets that the underlay did not take because of their size.
 const tooBigName = "tx_drop_too_big"
 
-// tooBig returns the counter tooBigName.
-func (a *Agent) tooBig() (n uint64) {
-	a.opt.Provider.Counters(func(name string, v uint64) {
-		if name == tooBigName {
-			n = v
-		}
-	})
-	return n
-}
-
 // A neighbourUse is an entry of the neighbour cache with what was sent to its host by UD.
 type neighbourUse struct {
 	ipoib.NeighbourInfo
@@ -283,6 +249,8 @@ type connUse struct {
 	health *verbs.Health
 }
 
+func byConn(x, y connUse) int { return cmp.Compare(x.Conn, y.Conn) }
+
 // connUses returns the connections. If closely is set, they have what only the list of connections shows.
 func (a *Agent) connUses(closely bool) iter.Seq[connUse] {
 	return func(yield func(connUse) bool) {
@@ -303,17 +271,15 @@ func (a *Agent) connUses(closely bool) iter.Seq[connUse] {
 
 // viewPeers joins neighbours and connections by link-layer address.
 func (a *Agent) viewPeers(ctx context.Context) ([]control.Peer, error) {
-	neighbours, err := gather(ctx, a, a.neighbourUses)
+	neighbours, err := gatherSorted(ctx, a, a.neighbourUses,
+		func(x, y neighbourUse) int { return x.Addr.Compare(y.Addr) })
 	if err != nil {
 		return nil, err
 	}
-	conns, err := gather(ctx, a, a.connUses(false))
+	conns, err := gatherSorted(ctx, a, a.connUses(false), byConn)
 	if err != nil {
 		return nil, err
 	}
-	slices.SortFunc(neighbours, func(x, y neighbourUse) int { return x.Addr.Compare(y.Addr) })
-	neighbours = slices.CompactFunc(neighbours, func(x, y neighbourUse) bool { return x.Addr == y.Addr })
-	slices.SortFunc(conns, func(x, y connUse) int { return cmp.Compare(x.Conn, y.Conn) })
 	return joinPeers(neighbours, conns, time.Now()), nil
 }
 
@@ -358,20 +324,11 @@ func joinPeers(neighbours []neighbourUse, conns []connUse, now time.Time) []cont
 
 // viewConns answers PathConns.
 func (a *Agent) viewConns(ctx context.Context) (control.Conns, error) {
-	out := control.Conns{Version: control.Version, Conns: []control.Conn{}}
-	conns, err := gather(ctx, a, a.connUses(true))
-	if err != nil {
-		return out, err
-	}
-	slices.SortFunc(conns, func(x, y connUse) int { return cmp.Compare(x.Conn, y.Conn) })
-	now := time.Now()
-	for i := range conns {
-		out.Conns = append(out.Conns, viewConn(&conns[i], now))
-	}
-	return out, nil
+	conns, err := viewList(ctx, a, a.connUses(true), byConn, viewConn)
+	return control.Conns{Version: control.Version, Conns: conns}, err
 }
 
-func viewConn(c *connUse, now time.Time) control.Conn {
+func viewConn(c connUse, now time.Time) control.Conn {
 	role, direction := "passive", "both"
 	if c.Active {
 		role = "active"
@@ -386,21 +343,15 @@ func viewConn(c *connUse, now time.Time) control.Conn {
 		use = ipoib.ConnUse{TxPackets: queue.TxPackets, TxOctets: queue.TxOctets, RxPackets: queue.RxPackets,
 			RxOctets: queue.RxOctets}
 	}
-	var health *control.Health
-	if c.health != nil {
-		health = viewHealth(*c.health)
-	}
-	idle := c.LastUsed
-	if idle.IsZero() {
-		idle = c.Established
-	}
+	idle := cmp.Or(c.LastUsed, c.Established)
 	return control.Conn{
 		Peer: c.Peer.String(), Mode: c.Transport.String(), State: c.State, Role: role,
 		ServiceID: fmt.Sprintf("0x%016x", c.ServiceID), LocalQPN: c.LocalQPN.String(), RemoteQPN: c.RemoteQPN.String(),
 		CMPath:      c.Via.String(),
 		LocalCommID: fmt.Sprintf("0x%08x", c.LocalComm), RemoteCommID: fmt.Sprintf("0x%08x", c.RemoteComm),
 		MTU: c.MTU, PeerReceiveMTU: int(min(c.ReceiveMTU, math.MaxInt32)), PathMTU: c.PathMTU.Octets(), Direction: direction,
-		AgeMS: since(now, c.Established), IdleMS: since(now, idle), Crossing: c.Crossing, Why: c.Why, Health: health,
+		AgeMS: since(now, c.Established), IdleMS: since(now, idle), Crossing: c.Crossing, Why: c.Why,
+		Health:   viewHealth(c.health),
 		TxQueued: queue.Queued, TxQueuedOctets: queue.QueuedOctets, TxQueuedLimit: queue.QueuedLimit,
 		TxBacklog:  queue.Backlog,
 		TxOverflow: queue.QueueFull, TxLate: queue.Late, TxMarked: queue.Marked,
@@ -408,7 +359,10 @@ func viewConn(c *connUse, now time.Time) control.Conn {
 	}
 }
 
-func viewHealth(h verbs.Health) *control.Health {
+func viewHealth(h *verbs.Health) *control.Health {
+	if h == nil {
+		return nil
+	}
 	us := func(d time.Duration) float64 { return float64(d.Round(100*time.Nanosecond)) / 1e3 }
 	return &control.Health{RTTUS: us(h.RTT), RTTSpreadUS: us(h.RTTSpread), InFlight: h.InFlight, Limit: h.Limit,
 		Window:  h.Window,
@@ -417,53 +371,42 @@ func viewHealth(h verbs.Health) *control.Health {
 
 // viewNeigh answers PathNeigh.
 func (a *Agent) viewNeigh(ctx context.Context) (control.Neighbours, error) {
-	out := control.Neighbours{Version: control.Version, Neighbours: []control.Neighbour{}}
-	neighbours, err := gather(ctx, a, a.m.AllNeighbours())
-	if err != nil {
-		return out, err
+	neighbours, err := viewList(ctx, a, a.m.AllNeighbours(),
+		func(x, y ipoib.NeighbourInfo) int { return x.Addr.Compare(y.Addr) }, viewNeighbour)
+	return control.Neighbours{Version: control.Version, Neighbours: neighbours}, err
+}
+
+func viewNeighbour(n ipoib.NeighbourInfo, now time.Time) control.Neighbour {
+	e := control.Neighbour{IP: n.Addr.String(), State: n.State, AgeMS: since(now, n.Updated), Queued: n.Queued}
+	if !n.Link.IsZero() {
+		e.LinkAddr = n.Link.String()
 	}
-	slices.SortFunc(neighbours, func(x, y ipoib.NeighbourInfo) int { return x.Addr.Compare(y.Addr) })
-	neighbours = slices.CompactFunc(neighbours, func(x, y ipoib.NeighbourInfo) bool { return x.Addr == y.Addr })
-	now := time.Now()
-	for _, n := range neighbours {
-		e := control.Neighbour{IP: n.Addr.String(), State: n.State, AgeMS: since(now, n.Updated), Queued: n.Queued}
-		if !n.Link.IsZero() {
-			e.LinkAddr = n.Link.String()
-		}
-		out.Neighbours = append(out.Neighbours, e)
-	}
-	return out, nil
+	return e
 }
 
 var routeKinds = map[fib.PathKind]string{fib.PathMiss: "resolve", fib.PathConn: "connection", fib.PathUD: "ud",
 	fib.PathGroup: "multicast", fib.PathDrop: "drop"}
 
 // viewRoutes answers PathRoutes.
-func (a *Agent) viewRoutes(ctx context.Context) (control.Routes, error) {
-	out := control.Routes{Version: control.Version, Routes: []control.Route{}}
-	dests, err := ask(ctx, a, a.m.Dests)
-	if err != nil {
+func (a *Agent) viewRoutes(ctx context.Context) (out control.Routes, err error) {
+	out.Version = control.Version
+	if out.Destinations, err = ask(ctx, a, a.m.Dests); err != nil {
 		return out, err
 	}
-	hops, err := gather(ctx, a, a.m.Hops())
-	if err != nil {
-		return out, err
+	out.Routes, err = viewList(ctx, a, a.m.Hops(), func(x, y fib.HopInfo) int { return x.Addr.Compare(y.Addr) }, viewRoute)
+	return out, err
+}
+
+func viewRoute(h fib.HopInfo, _ time.Time) control.Route {
+	e := control.Route{NextHop: h.Addr.String(), Kind: routeKinds[h.Path.Kind], MTU: h.Path.MTU, Destinations: h.Dests,
+		Kernel: h.MTU != 0, Why: h.Why}
+	switch h.Path.Kind {
+	case fib.PathConn, fib.PathUD:
+		e.Peer = h.Path.Link.String()
+	case fib.PathGroup:
+		e.Peer = h.Path.Link.GID.String()
 	}
-	out.Destinations = dests
-	slices.SortFunc(hops, func(x, y fib.HopInfo) int { return x.Addr.Compare(y.Addr) })
-	hops = slices.CompactFunc(hops, func(x, y fib.HopInfo) bool { return x.Addr == y.Addr })
-	for _, h := range hops {
-		e := control.Route{NextHop: h.Addr.String(), Kind: routeKinds[h.Path.Kind], MTU: h.Path.MTU, Destinations: h.Dests,
-			Kernel: h.MTU != 0, Why: h.Why}
-		switch h.Path.Kind {
-		case fib.PathConn, fib.PathUD:
-			e.Peer = h.Path.Link.String()
-		case fib.PathGroup:
-			e.Peer = h.Path.Link.GID.String()
-		}
-		out.Routes = append(out.Routes, e)
-	}
-	return out, nil
+	return e
 }
 
 // viewGroups answers PathGroups.
@@ -565,21 +508,16 @@ func (a *Agent) allCounters(provider []control.Counter) []control.Counter {
 func (a *Agent) viewExplain(ip netip.Addr, hop nexthop.Hop) control.Explanation {
 	e := a.m.Explain(ip, hop)
 	out := control.Explanation{Version: control.Version, IP: ip.String(), Mode: e.Mode, MTU: e.Path.MTU,
-		LastREJ: e.LastREJ, Crossing: e.Crossing, Outcome: e.Outcome.String(), Why: e.Reasons}
+		LastREJ: e.LastREJ, Crossing: e.Crossing, Outcome: e.Outcome.String(), Why: append([]string{}, e.Reasons...)}
 	if e.NextHop.IsValid() {
 		out.NextHop = e.NextHop.String()
+		out.Why = append(out.Why, a.claims(e.NextHop)...)
 	}
 	if !e.Link.IsZero() {
 		out.Peer, out.Class = e.Link.String(), e.Class.String()
 		if e.ByCM {
 			out.CMPath = e.Via.String()
 		}
-	}
-	if out.Why == nil {
-		out.Why = []string{}
-	}
-	if next := e.NextHop; next.IsValid() {
-		out.Why = append(out.Why, a.claims(next)...)
 	}
 	return out
 }

@@ -20,9 +20,9 @@ type Names interface{ Name(i int) string }
 // Each calls f for every counter of c, in the order of the fields.
 func Each[T any](c *T, f func(name string, value uint64)) {
 	v := reflect.ValueOf(c).Elem()
-	for i := range v.NumField() {
-		name, named := v.Type().Field(i).Tag.Lookup("name")
-		switch field := v.Field(i); {
+	for about, field := range v.Fields() {
+		name, named := about.Tag.Lookup("name")
+		switch {
 		case !named:
 		case field.Kind() == reflect.Array:
 			names := pointer(field).(Names)

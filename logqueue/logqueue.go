@@ -11,6 +11,7 @@ package logqueue
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -42,13 +43,6 @@ const (
 	cutMessage = "…\n"
 )
 
-func (o *Options) lines() int {
-	if o.Lines <= 0 {
-		return defLines
-	}
-	return o.Lines
-}
-
 // Counts are what a Queue has counted.
 type Counts struct {
 	Written uint64 // lines
@@ -65,12 +59,14 @@ type Queue struct {
 	limit limiter
 
 	closed, written, lost, leftOut atomic.Uint64
+	told                           uint64       // lost lines that are reported; run's own
 	inner                          slog.Handler // formats into ch
 }
 
 // New starts a log that is written to w. Close ends it.
 func New(w io.Writer, opt Options) *Queue {
-	q := &Queue{w: w, ch: make(chan []byte, opt.lines()), stop: make(chan struct{}), done: make(chan struct{})}
+	q := &Queue{w: w, ch: make(chan []byte, cmp.Or(opt.Lines, defLines)), stop: make(chan struct{}),
+		done: make(chan struct{})}
 	q.limit.init(opt.Burst, opt.Every)
 	format := &slog.HandlerOptions{Level: opt.Level}
 	if q.inner = slog.NewTextHandler(queueWriter{q}, format); opt.JSON {
@@ -94,11 +90,9 @@ func (q *Queue) Close(patience time.Duration) {
 	if q.closed.Swap(1) == 0 {
 		close(q.stop)
 	}
-	timer := time.NewTimer(patience)
-	defer timer.Stop()
 	select {
 	case <-q.done:
-	case <-timer.C:
+	case <-time.After(patience):
 	}
 }
 
@@ -121,47 +115,39 @@ func (w queueWriter) Write(line []byte) (int, error) {
 // run writes lines until Close, and then those that are left.
 func (q *Queue) run() {
 	defer close(q.done)
-	tick := time.NewTicker(tellEvery)
-	defer tick.Stop()
-	var told uint64
+	tick := time.Tick(tellEvery)
 	for {
 		select {
 		case line := <-q.ch:
-			told = q.write(line, told)
-		case <-tick.C:
+			q.write(line)
+		case <-tick:
 			q.tell(time.Now(), false)
 		case <-q.stop:
 			q.tell(time.Now(), true)
-			for {
-				select {
-				case line := <-q.ch:
-					told = q.write(line, told)
-				default:
-					return
-				}
+			for len(q.ch) > 0 { // nobody else takes lines out
+				q.write(<-q.ch)
 			}
+			return
 		}
 	}
 }
 
-// write writes one line. If lines were lost that nobody has reported, it then writes how many. told is the
-// number of lost lines that are reported already; write returns the new number.
-func (q *Queue) write(line []byte, told uint64) uint64 {
+// write writes one line. If lines were lost that nobody has reported, it then writes how many.
+func (q *Queue) write(line []byte) {
 	if _, err := q.w.Write(line); err != nil {
 		q.lost.Add(1) // the next line may fit again, as on a disk that was full
-		return told
+		return
 	}
 	q.written.Add(1)
 	lost := q.lost.Load()
-	if lost == told {
-		return told
+	if lost == q.told {
+		return
 	}
 	text := fmt.Sprintf("time=%s level=WARN msg=\"lines of the log were lost\" count=%d\n",
-		time.Now().Format(time.RFC3339Nano), lost-told)
-	if _, err := io.WriteString(q.w, text); err != nil {
-		return told
+		time.Now().Format(time.RFC3339Nano), lost-q.told)
+	if _, err := io.WriteString(q.w, text); err == nil {
+		q.told = lost
 	}
-	return lost
 }
 
 // tell logs for each kind how many lines were left out and not reported yet. Unless all is set, it logs only

@@ -136,7 +136,6 @@ type Snapshot struct {
 	Source   string
 	Members  []Member  // by ID
 	Revision uint64    // of the source; zero if it has none
-	Changed  time.Time // when Members last changed
 	At       time.Time // when the list was last known to be right; zero: never
 	Saved    bool      // the list is from before the start, and the source has not confirmed it yet
 	Failing  time.Time // since when the source fails; zero if it does not
@@ -183,8 +182,7 @@ func NewTracker(o Options) *Tracker {
 
 // Restore sets the list to one that was saved before the start.
 func (t *Tracker) Restore(s Snapshot) {
-	t.now.Members, t.now.Revision, t.now.At, t.now.Changed, t.now.Saved = bounded(s.Members), s.Revision, s.At,
-		s.Changed, true
+	t.now.Members, t.now.Revision, t.now.At, t.now.Saved = bounded(s.Members), s.Revision, s.At, true
 	t.last = t.now.Members
 	t.now.Failing = s.At // since then it is not known to be right
 }
@@ -322,7 +320,7 @@ func (t *Tracker) settle(now time.Time) bool {
 	if slices.EqualFunc(list, t.now.Members, func(a, b Member) bool { return a.Equal(&b) }) {
 		return false
 	}
-	t.now.Members, t.now.Changed = list, now
+	t.now.Members = list
 	return true
 }
 

@@ -56,13 +56,10 @@ func AppendSaved(b []byte, link string, generation uint32, s Snapshot) ([]byte, 
 	if err != nil {
 		return b, err
 	}
-	head := make([]byte, savedHeader, savedHeader+len(j))
-	copy(head, savedMagic)
-	binary.BigEndian.PutUint32(head[8:], uint32(len(j)))
-	binary.BigEndian.PutUint32(head[12:], generation)
-	all := append(head, j...)
-	binary.BigEndian.PutUint32(all[4:], crc32.Checksum(all[8:], castagnoli))
-	return append(b, all...), nil
+	sealed := binary.BigEndian.AppendUint32(nil, uint32(len(j)))
+	sealed = append(binary.BigEndian.AppendUint32(sealed, generation), j...)
+	b = binary.BigEndian.AppendUint32(append(b, savedMagic...), crc32.Checksum(sealed, castagnoli))
+	return append(b, sealed...), nil
 }
 
 // ParseSaved reads what AppendSaved wrote for link. It ignores octets behind that.
@@ -90,7 +87,7 @@ func ParseSaved(link string, b []byte) (s Snapshot, generation uint32, err error
 	case len(l.Members) > MaxMembers:
 		return s, 0, fmt.Errorf("saved list: %d members", len(l.Members))
 	}
-	s = Snapshot{Source: l.Source, At: l.At, Changed: l.At, Revision: l.Revision, Saved: true}
+	s = Snapshot{Source: l.Source, At: l.At, Revision: l.Revision, Saved: true}
 	for _, m := range l.Members {
 		parsed, err := ParseRecord(m.ID, m.By, m.Record)
 		if err != nil {

@@ -25,8 +25,11 @@ var (
 )
 
 // landlock leaves the process only the files that a running daemon needs, and no TCP but connections to
-// ConnectPorts. What an older kernel cannot forbid stays allowed.
+// ConnectPorts. What an older kernel cannot forbid stays allowed. With NoLandlock everything does.
 func (o *Options) landlock() (Part, error) {
+	if o.NoLandlock {
+		return Part{Name: "landlock", Detail: "switched off"}, nil
+	}
 	abi, err := ll.LandlockGetABIVersion()
 	if err != nil || abi < 1 {
 		return Part{Name: "landlock", Detail: "the kernel has none"}, nil

@@ -7,6 +7,7 @@
 package sandbox
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"os/user"
@@ -96,7 +97,6 @@ func lookUp(name string) (*User, error) {
 func Enter(o Options) ([]Part, error) {
 	runtime.LockOSThread() // seccomp asks for no_new_privs on the calling thread
 	defer runtime.UnlockOSThread()
-	var parts []Part
 	if o.User != nil {
 		if err := o.become(); err != nil {
 			return nil, fmt.Errorf("go on as user %s: %w", o.User.Name, err)
@@ -105,19 +105,13 @@ func Enter(o Options) ([]Part, error) {
 	if err := allThreads(unix.SYS_PRCTL, unix.PR_SET_NO_NEW_PRIVS, 1); err != nil {
 		return nil, fmt.Errorf("set no_new_privs: %w", err)
 	}
-	file := Part{Name: "landlock", Detail: "switched off"}
-	if !o.NoLandlock {
-		var err error
-		if file, err = o.landlock(); err != nil {
-			return nil, fmt.Errorf("landlock: %w", err)
-		}
+	file, err := o.landlock()
+	if err != nil {
+		return nil, fmt.Errorf("landlock: %w", err)
 	}
-	calls := Part{Name: "seccomp", Detail: o.NoSeccomp}
-	if o.NoSeccomp == "" {
-		var err error
-		if calls, err = filter(); err != nil {
-			return nil, fmt.Errorf("seccomp: %w", err)
-		}
+	calls, err := o.filter()
+	if err != nil {
+		return nil, fmt.Errorf("seccomp: %w", err)
 	}
 	threads, err := readThreads()
 	if err != nil {
@@ -126,9 +120,8 @@ func Enter(o Options) ([]Part, error) {
 	if err := o.verify(threads, calls.On); err != nil {
 		return nil, err
 	}
-	parts = append(parts, identity(threads[0]), capabilities(threads[0]),
-		Part{Name: "no_new_privs", On: true, Detail: "no program that is started gains rights"}, file, calls)
-	return parts, nil
+	return []Part{identity(threads[0]), capabilities(threads[0]),
+		{Name: "no_new_privs", On: true, Detail: "no program that is started gains rights"}, file, calls}, nil
 }
 
 // become changes user and group, and keeps only the capabilities that are needed. Before, it gives the user
@@ -227,14 +220,9 @@ const fewCapabilities = 8
 func capabilities(t thread) Part {
 	var names []string
 	for c := range 64 {
-		if t.caps&(1<<c) == 0 {
-			continue
+		if t.caps&(1<<c) != 0 {
+			names = append(names, cmp.Or(capabilityNames[c], strconv.Itoa(c)))
 		}
-		name := capabilityNames[c]
-		if name == "" {
-			name = strconv.Itoa(c)
-		}
-		names = append(names, name)
 	}
 	if len(names) > fewCapabilities {
 		return Part{Name: "capabilities", Detail: fmt.Sprintf("%d of them, as it was started", len(names))}

@@ -79,8 +79,11 @@ func policy() (seccomp.Policy, error) {
 	return seccomp.Policy{DefaultAction: seccomp.ActionErrno, Syscalls: []seccomp.SyscallGroup{group, none}}, nil
 }
 
-// filter filters the system calls of all threads.
-func filter() (Part, error) {
+// filter filters the system calls of all threads, unless NoSeccomp says why not.
+func (o *Options) filter() (Part, error) {
+	if o.NoSeccomp != "" {
+		return Part{Name: "seccomp", Detail: o.NoSeccomp}, nil
+	}
 	if !seccomp.Supported() {
 		return Part{Name: "seccomp", Detail: "the kernel has none"}, nil
 	}

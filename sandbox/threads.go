@@ -48,15 +48,10 @@ func parseThread(id, status string) thread {
 	t := thread{id: id, uid: -1}
 	for line := range strings.Lines(status) {
 		key, value, _ := strings.Cut(line, ":")
-		words := strings.Fields(value)
-		if len(words) == 0 {
-			continue
-		}
+		words := append(strings.Fields(value), "", "") // two at least
 		switch key {
 		case "Uid":
-			if len(words) > 1 {
-				t.uid = number(words[1]) // effective
-			}
+			t.uid = number(words[1]) // effective
 		case "CapPrm":
 			t.caps, _ = strconv.ParseUint(words[0], 16, 64)
 		case "NoNewPrivs":

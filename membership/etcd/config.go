@@ -9,6 +9,7 @@
 package etcd
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -35,12 +36,7 @@ type Config struct {
 // DefaultLease is the time of a lease unless configured otherwise.
 const DefaultLease = 10 * time.Second
 
-func (c *Config) lease() time.Duration {
-	if c.Lease <= 0 {
-		return DefaultLease
-	}
-	return c.Lease
-}
+func (c *Config) lease() time.Duration { return cmp.Or(c.Lease, DefaultLease) }
 
 // Prefix returns the prefix of the keys of all members.
 func (c *Config) Prefix() string {

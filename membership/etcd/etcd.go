@@ -13,7 +13,7 @@ import (
 	"os"
 	"slices"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.etcd.io/etcd/api/v3/v3rpc/rpctypes"
@@ -55,8 +55,7 @@ type source struct {
 
 	fault fault
 
-	mu      sync.Mutex
-	self    *membership.Member
+	self    atomic.Pointer[membership.Member]
 	changed chan struct{} // holds one token when self has changed
 }
 
@@ -116,9 +115,7 @@ func (s *source) Name() string {
 // Publish replaces the record of us that others find.
 func (s *source) Publish(m membership.Member) {
 	m.ID = s.c.ID
-	s.mu.Lock()
-	s.self = &m
-	s.mu.Unlock()
+	s.self.Store(&m)
 	select {
 	case s.changed <- struct{}{}:
 	default:
@@ -130,9 +127,7 @@ func (s *source) published() *membership.Member {
 	if s.c.ID == "" {
 		return nil
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.self
+	return s.self.Load()
 }
 
 // Run reads and watches the list, and keeps our key, until ctx ends. Then it removes the key.
@@ -150,13 +145,11 @@ func (s *source) Run(ctx context.Context, tell func(membership.Event)) {
 		if !errors.Is(err, errAgain) {
 			tell(membership.Failed{Err: s.short(err)})
 		}
-		timer := time.NewTimer(wait/2 + rand.N(wait))
-		wait = min(2*wait, retryMax)
 		select {
-		case <-timer.C:
+		case <-time.After(wait/2 + rand.N(wait)):
 		case <-ctx.Done():
-			timer.Stop()
 		}
+		wait = min(2*wait, retryMax)
 	}
 }
 
@@ -239,10 +232,8 @@ func (v *session) serve(ctx context.Context) error {
 	}
 	watch := v.client.Watch(ctx, v.c.Prefix(), clientv3.WithPrefix(), clientv3.WithRev(v.revision+1),
 		clientv3.WithCreatedNotify())
-	err := v.publish(ctx)
-	v.report(err)
-	sign := time.NewTicker(v.c.lease() / signsPerLease)
-	defer sign.Stop()
+	v.report(v.publish(ctx))
+	sign := time.Tick(v.c.lease() / signsPerLease)
 	batch := time.NewTimer(time.Hour)
 	defer batch.Stop()
 	heard := time.Now()
@@ -279,7 +270,7 @@ func (v *session) serve(ctx context.Context) error {
 			v.tellList()
 		case <-v.changed:
 			v.report(v.publish(ctx))
-		case <-sign.C:
+		case <-sign:
 			if time.Since(heard) > v.c.lease() {
 				return fmt.Errorf("no sign of life of the watch for %v", time.Since(heard).Round(time.Second))
 			}

@@ -1,6 +1,7 @@
 package source
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -42,40 +43,28 @@ const (
 // Name is the source as a URL.
 func (d *DNS) Name() string { return "dns://" + d.Host }
 
-func (d *DNS) every() time.Duration {
-	if d.Every <= 0 {
-		return defaultEvery
-	}
-	return d.Every
-}
-
 // Run asks at intervals until ctx ends.
 func (d *DNS) Run(ctx context.Context, tell func(membership.Event)) {
 	var m missing
-	wait := retryEvery
+	every, retry := cmp.Or(d.Every, defaultEvery), retryEvery
 	for ctx.Err() == nil {
 		ev := d.Look(ctx)
-		pause := d.every()
-		switch l, ok := ev.(membership.Listed); {
-		case ctx.Err() != nil:
+		if ctx.Err() != nil {
 			return
-		case ok:
-			wait = retryEvery
+		}
+		wait := every
+		if l, ok := ev.(membership.Listed); ok {
+			retry = retryEvery
 			var again bool
 			if ev, again = m.keep(l); again {
-				pause = min(pause, retryEvery)
+				wait = min(every, retryEvery)
 			}
-		default:
-			pause = min(pause, wait)
-			wait = min(2*wait, d.every())
+		} else {
+			wait = min(every, retry)
+			retry = min(2*retry, every)
 		}
 		tell(ev)
-		timer := time.NewTimer(jittered(pause))
-		select {
-		case <-timer.C:
-		case <-ctx.Done():
-			timer.Stop()
-		}
+		pause(ctx, jittered(wait))
 	}
 }
 
@@ -83,10 +72,7 @@ func (d *DNS) Run(ctx context.Context, tell func(membership.Event)) {
 func (d *DNS) Look(ctx context.Context) membership.Event {
 	ctx, cancel := context.WithTimeout(ctx, dnsPatience)
 	defer cancel()
-	r := d.Resolver
-	if r == nil {
-		r = &net.Resolver{PreferGo: true}
-	}
+	r := cmp.Or[Resolver](d.Resolver, &net.Resolver{PreferGo: true})
 	if strings.HasPrefix(d.Host, "_") {
 		return d.lookSRV(ctx, r)
 	}

@@ -6,6 +6,7 @@
 package source
 
 import (
+	"context"
 	"math/rand/v2"
 	"time"
 )
@@ -13,4 +14,12 @@ import (
 // jittered spreads what many hosts do at the same interval: 3/4 to 5/4 of d.
 func jittered(d time.Duration) time.Duration {
 	return d*3/4 + rand.N(d/2+1)
+}
+
+// pause waits for d, or until ctx ends.
+func pause(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
 }

@@ -1,6 +1,7 @@
 package source
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -34,29 +35,17 @@ func (f *File) Name() string { return "file://" + f.Path }
 
 // Run reads the file whenever it changes, until ctx ends.
 func (f *File) Run(ctx context.Context, tell func(membership.Event)) {
-	every, settle := f.Every, f.Settle
-	if every == 0 {
-		every = 30 * time.Second
-	}
-	if settle == 0 {
-		settle = 50 * time.Millisecond
-	}
+	every, settle := cmp.Or(f.Every, 30*time.Second), cmp.Or(f.Settle, 50*time.Millisecond)
 	changed, stop := watch(filepath.Dir(f.Path))
 	defer stop()
 	for {
 		tell(f.Read())
-		timer := time.NewTimer(jittered(every))
 		select {
 		case <-changed:
-			timer.Reset(settle)
-			select {
-			case <-timer.C:
-			case <-ctx.Done():
-			}
-		case <-timer.C:
+			pause(ctx, settle)
+		case <-time.After(jittered(every)):
 		case <-ctx.Done():
 		}
-		timer.Stop()
 		if ctx.Err() != nil {
 			return
 		}
@@ -106,8 +95,7 @@ func watch(dir string) (<-chan struct{}, func()) {
 		defer close(ended)
 		buf := make([]byte, 4096)
 		for {
-			n, err := f.Read(buf)
-			if n <= 0 || err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			if _, err := f.Read(buf); err != nil {
 				return
 			}
 			select {
