@@ -3,7 +3,6 @@ package datapath
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -332,8 +331,7 @@ func (l *Loop) SetBroadcasts(addrs []netip.Addr) {
 	subnets := make([]uint32, 0, len(addrs))
 	for _, a := range addrs {
 		if a.Is4() {
-			b := a.As4()
-			subnets = append(subnets, binary.BigEndian.Uint32(b[:]))
+			subnets = append(subnets, uint32(addr4(a)))
 		}
 	}
 	slices.Sort(subnets)

@@ -32,8 +32,8 @@ type rxSide struct {
 	conns []*Conn // with buffers in back to post again
 }
 
-func newRXSide(l *thread, cq verbs.CQ, pool *recvPool) *rxSide {
-	s := &rxSide{l: l, cq: cq, pool: pool, limits: newLimiters(), pkts: make([][]byte, 0, batchLen),
+func newRXSide(l *thread, pool *recvPool) *rxSide {
+	s := &rxSide{l: l, pool: pool, limits: newLimiters(), pkts: make([][]byte, 0, batchLen),
 		conns: make([]*Conn, 0, batchLen)}
 	if pool != nil {
 		s.shared.wrs = make([]verbs.RecvWR, 0, len(pool.wrs))
@@ -149,14 +149,8 @@ func (s *rxSide) takeUD(msg []byte, wc *verbs.WC, now int64) {
 		l.c.RxUDOversize.Add(1) // taken, and shown
 	}
 	switch t {
-	case encap.ARP:
-		s.control(RXARP, t, pkt, src, wc.SrcQPN, dst, now)
-		return
-	case encap.InbandCM:
-		s.control(RXCM, t, pkt, src, wc.SrcQPN, dst, now)
-		return
-	case encap.PathProbe:
-		s.control(RXProbe, t, pkt, src, wc.SrcQPN, dst, now)
+	case encap.ARP, encap.InbandCM, encap.PathProbe:
+		s.control(t, pkt, src, wc.SrcQPN, dst, now)
 		return
 	case encap.IPv4, encap.IPv6:
 	default:
@@ -167,7 +161,7 @@ func (s *rxSide) takeUD(msg []byte, wc *verbs.WC, now int64) {
 		return
 	}
 	if t == encap.IPv6 && nd.KindOf(pkt) != nd.None {
-		s.control(RXND, t, pkt, src, wc.SrcQPN, dst, now)
+		s.control(t, pkt, src, wc.SrcQPN, dst, now)
 		return
 	}
 	if !l.filtered && !l.allowData(now, src, wc.SrcQPN) {
@@ -210,7 +204,7 @@ func (s *rxSide) takeConn(msg []byte, c *Conn, met bool, now int64) {
 	switch t {
 	case encap.IPv4, encap.IPv6:
 	case encap.PathProbe:
-		l.recvUp(RXProbe, t, pkt, ib.GID{}, 0, ib.GID{}, c)
+		l.handUp(Frame{Kind: RXProbe, Type: t, Data: pkt, Conn: c})
 		return
 	case encap.ARP, encap.RARP:
 		l.c.RxARPConn.Add(1)
@@ -229,7 +223,7 @@ func (s *rxSide) takeConn(msg []byte, c *Conn, met bool, now int64) {
 	c.rxPackets.Add(1)
 	c.rxOctets.Add(uint64(len(pkt)))
 	if t == encap.IPv6 && nd.KindOf(pkt) != nd.None {
-		l.recvUp(RXND, t, pkt, ib.GID{}, 0, ib.GID{}, c)
+		l.handUp(Frame{Kind: RXND, Type: t, Data: pkt, Conn: c})
 		return
 	}
 	if met && !s.congested(pkt, c.transport) {

@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"encoding/binary"
+	"errors"
 	"sync"
 	"sync/atomic"
 
@@ -163,7 +164,7 @@ func (q *sendQ) post(items []sendItem, w *work, now int64) (taken int, gone bool
 			q.inOctets.Add(-int64(it.n))
 			all -= int64(it.n)
 		}
-		if isFull(err) {
+		if errors.Is(err, verbs.ErrQueueFull) {
 			err = nil
 		}
 	}

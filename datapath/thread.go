@@ -69,7 +69,7 @@ func (l *thread) makeQueues() error {
 		if err != nil {
 			return err
 		}
-		l.ud = newRXSide(l, nil, udPool)
+		l.ud = newRXSide(l, udPool)
 	}
 	var shared *recvPool
 	if l.caps.SRQ {
@@ -78,7 +78,7 @@ func (l *thread) makeQueues() error {
 			return err
 		}
 	}
-	l.conn = newRXSide(l, nil, shared)
+	l.conn = newRXSide(l, shared)
 	l.sendWC = &sendDone{l: l, slots: make([]int32, 0, l.pool.slots()), work: newWork(l.pool.slots())}
 	for _, q := range l.queues() {
 		cq, err := l.p.CreateCQ(cqDepth)
