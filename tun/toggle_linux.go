@@ -11,6 +11,17 @@ type toggle struct {
 	why    string // why it is off, or what is doubtful
 	cannot string // why it can never be on; empty if it can
 	doubt  string // what is doubtful while it is on
+
+	noMerge         atomic.Bool // the kernel refused a merged packet
+	merged, written atomic.Uint64
+}
+
+// reason returns why it is off, or what is doubtful.
+func (o *toggle) reason() string {
+	if o.noMerge.Load() {
+		return "the kernel did not take one of ours: no more are put together"
+	}
+	return o.why
 }
 
 // judged takes the result of a trial.

@@ -15,16 +15,11 @@ const trialSegment = 1000
 // and must arrive as four. Then a program sends four in one call, and they must come out of the TUN
 // as four packets.
 func (t *File) tryDatagrams() error {
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	s, err := trialSocket(unix.SOCK_DGRAM, "bind socket")
 	if err != nil {
-		return fmt.Errorf("open socket: %w", err)
+		return err
 	}
 	defer unix.Close(s)
-	wait := unix.NsecToTimeval(int64(trialWait))
-	if err := errors.Join(unix.Bind(s, &unix.SockaddrInet4{Port: 9, Addr: trialOurs}),
-		unix.SetsockoptTimeval(s, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
-		return fmt.Errorf("bind socket: %w", err)
-	}
 	if err := t.tryGathered(s); err != nil {
 		return err
 	}
