@@ -109,14 +109,12 @@ var _ verbs.Provider = (*Device)(nil)
 // and fails if there is none then.
 func Open(opts Options) (*Device, error) {
 	if opts.GUID == 0 {
-		var b [8]byte
-		opts.random(b[:])
-		opts.GUID = ib.GUID(binary.BigEndian.Uint64(b[:])&^(1<<56) | 1<<57) // locally administered, unicast
+		opts.GUID = ib.GUID(random64()&^(1<<56) | 1<<57) // locally administered, unicast
 	}
 	d := &Device{opts: opts, pkeys: opts.pkeys()}
 	d.events = events.NewQueue(&d.count.eventsDropped)
 	d.log = opts.log().With("underlay", opts.Underlay)
-	d.mem.Init(d.opts.random)
+	d.mem.Init(random)
 	d.early.full = &d.count.rxEarly
 	d.groups.dev, d.routes.dev = d, d
 	d.groups.table.Store(&map[ib.GID][]*qp{})
@@ -339,7 +337,7 @@ func (d *Device) CreateQP(init verbs.QPInit) (verbs.QP, error) {
 	if init.Transport == ib.UD {
 		q.udPkts = make([]engine.Packet, udOutput)
 	}
-	err := d.qps.insert(q, init.QPN, d.steer(q), d.opts.random, func(n ib.QPN) {
+	err := d.qps.insert(q, init.QPN, d.steer(q), random, func(n ib.QPN) {
 		cfg.QPN = n
 		q.eng = engine.New(cfg)
 	})

@@ -115,7 +115,8 @@ var offloadNames = [...]struct{ name, what string }{
 // Offloads implements [verbs.Offloader].
 func (d *Device) Offloads() []verbs.Offload {
 	n := d.ofThreads()
-	uses := [...]uint64{gso: n.txBatches, gro: n.rxChains, hold: n.rxHeld, busyPoll: n.rxSpinHits, connected: n.txConnected}
+	uses := [...]uint64{gso: n.txBatches, gro: n.rxChains, hold: n.rxHeld, busyPoll: n.rxSpinHits,
+		connected: n.txConnected}
 	out := make([]verbs.Offload, len(offloadNames))
 	for i, o := range offloadNames {
 		out[i] = verbs.Offload{Name: o.name, What: o.what, On: !d.isOff(i), Uses: uses[i]}

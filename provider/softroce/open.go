@@ -1,7 +1,6 @@
 package softroce
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -235,9 +234,7 @@ func (s *sender) prepare(fd int) (err error) {
 	port := s.port
 	for range 64 {
 		if s.port == 0 {
-			var b [2]byte
-			d.opts.random(b[:])
-			port = binary.BigEndian.Uint16(b[:]) | 0xc000
+			port = uint16(random64()) | 0xc000
 		}
 		if err = unix.Bind(fd, sockaddr(s.v6, netip.Addr{}, port, 0)); !errors.Is(err, unix.EADDRINUSE) || s.port != 0 {
 			break

@@ -156,10 +156,8 @@ func (d *Device) FilterFlood(known []verbs.DatagramSource) {
 	}
 	if d.sources == nil {
 		d.sources = new(sourceSet)
-		var b [4 * len(d.sources.keys)]byte
-		d.opts.random(b[:])
 		for i := range d.sources.keys {
-			d.sources.keys[i] = binary.LittleEndian.Uint32(b[4*i:]) | 1
+			d.sources.keys[i] = uint32(random64()) | 1
 		}
 	}
 	d.slice = (d.slice + 1) % verbs.FloodSlices
