@@ -28,15 +28,8 @@ func signaled(op verbs.Opcode, id uint64, sg []verbs.SGE) verbs.SendWR {
 func testRCSizes(e *env) {
 	a, b := e.connected(rc)
 	for i, n := range e.sizes(1 << 20) {
-		for _, dir := range [][2]*end{{a, b}, {b, a}} {
-			from, to := dir[0], dir[1]
-			sg := to.buf(n + 10)
-			to.postRecv(5, sg)
-			from.succeeds("send", signaled(verbs.Send, 6, from.filled(n, i)))
-			to.equal("receive", to.received(), verbs.WC{ID: 5, Opcode: verbs.Recv, ByteLen: n})
-			e.same("message", sg[0].Buf[:n], pattern(n, i))
-			e.same("octets behind the message", sg[0].Buf[n:], make([]byte, 10))
-		}
+		a.transfers(b, n, i)
+		b.transfers(a, n, i)
 	}
 }
 
@@ -342,9 +335,7 @@ func testRCReset(e *env) {
 	// that uses a QPN again so soon therefore chooses other PSNs.
 	a.opt.again, b.opt.again = 0x400000, 0x400000
 	connect(a, b)
-	b.postRecv(5, b.buf(5000))
-	a.succeeds("send", signaled(verbs.Send, 6, a.filled(5000, 1)))
-	b.equal("receive", b.received(), verbs.WC{ID: 5, Opcode: verbs.Recv, ByteLen: 5000})
+	a.transfers(b, 5000, 1)
 }
 
 // testRCCommEst sends to a QP that is still in RTR.
@@ -358,7 +349,5 @@ func testRCCommEst(e *env) {
 	b.equal("receive in RTR", b.received(), verbs.WC{ID: 5, Opcode: verbs.Recv, ByteLen: 100})
 	e.event(e.B, verbs.CommEst, b.qp.QPN())
 	b.to(a, verbs.StateRTS)
-	a.postRecv(7, a.buf(100))
-	b.postSend(signaled(verbs.Send, 8, b.filled(100, 2)))
-	a.equal("receive", a.received(), verbs.WC{ID: 7, Opcode: verbs.Recv, ByteLen: 100})
+	b.transfers(a, 100, 2)
 }

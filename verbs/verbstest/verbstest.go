@@ -369,6 +369,17 @@ func (n *end) succeeds(what string, wr verbs.SendWR) {
 	n.equal(what, n.sends(wr), verbs.WC{ID: wr.ID, Opcode: wr.Opcode})
 }
 
+// transfers sends size octets to another end, and checks that they arrive.
+func (n *end) transfers(to *end, size, seed int) {
+	n.Helper()
+	sg := to.buf(size + 10)
+	to.postRecv(5, sg)
+	n.succeeds("send", signaled(verbs.Send, 6, n.filled(size, seed)))
+	to.equal("receive", to.received(), verbs.WC{ID: 5, Opcode: verbs.Recv, ByteLen: size})
+	n.same("message", sg[0].Buf[:size], pattern(size, seed))
+	n.same("octets behind the message", sg[0].Buf[size:], make([]byte, 10))
+}
+
 // silent checks that nothing completes for the time Quiet.
 func (n *end) silent(why string) {
 	n.Helper()
