@@ -124,10 +124,10 @@ func (t *File) takeOver(o Options) error {
 		}
 		return fmt.Errorf("its flags are 0x%04x, want 0x%04x: %s has changed", have&matter, want, setting)
 	}
-	if persist := have & unix.IFF_PERSIST; persist != 0 {
+	if have&unix.IFF_PERSIST != 0 {
 		return errors.New("it would outlive its process")
 	}
-	return t.begin(nil)
+	return t.begin(0)
 }
 
 // flags finds out whether there may be headers before packets, and returns the flags of the TUN.
@@ -169,12 +169,11 @@ func (t *File) setup(o Options) error {
 		return fmt.Errorf("create TUN %q: %w", o.Name, err)
 	}
 	t.name = ifr.Name()
-	mtu := uint32(o.mtu())
-	return t.begin(&mtu)
+	return t.begin(o.mtu())
 }
 
-// begin makes an attached TUN ready. It sets the MTU unless mtu is nil.
-func (t *File) begin(mtu *uint32) error {
+// begin makes an attached TUN ready. It sets the MTU unless mtu is zero.
+func (t *File) begin(mtu int) error {
 	if t.csum.on {
 		if err := t.vnet(); err != nil {
 			return fmt.Errorf("%s: %w", t.name, err)
@@ -185,12 +184,12 @@ func (t *File) begin(mtu *uint32) error {
 			return fmt.Errorf("index of %s: %w", t.name, err)
 		}
 		t.index = int(req.Uint32())
-		if mtu == nil {
+		if mtu == 0 {
 			return nil
 		}
-		req.SetUint32(*mtu)
+		req.SetUint32(uint32(mtu))
 		if err := unix.IoctlIfreq(s, unix.SIOCSIFMTU, req); err != nil {
-			return fmt.Errorf("set MTU of %s to %d: %w", t.name, *mtu, err)
+			return fmt.Errorf("set MTU of %s to %d: %w", t.name, mtu, err)
 		}
 		return nil
 	})

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -329,13 +330,20 @@ func (t *File) trySplit(s int, peer *trialPeer, data []byte) error {
 		}
 		return have == len(got), nil
 	})
+	return splitWell(err, got, data, &t.tso.split, "nothing came in GSO packets")
+}
+
+// splitWell returns why the kernel's GSO packets were not split as they should: reading them ended
+// with err, got came of the data that were sent, and split counts the GSO packets, without which the
+// reason is none.
+func splitWell(err error, got, data []byte, split *atomic.Uint64, none string) error {
 	switch {
 	case err != nil:
 		return err
 	case !bytes.Equal(got, data):
 		return errors.New("what was split did not come as it was")
-	case t.tso.split.Load() == 0:
-		return errors.New("nothing came in GSO packets")
+	case split.Load() == 0:
+		return errors.New(none)
 	}
 	return nil
 }

@@ -76,13 +76,5 @@ func (t *File) tryCut(s int) error {
 		got = append(got, p[28:]...)
 		return len(got) >= len(data), nil
 	})
-	switch {
-	case err != nil:
-		return err
-	case !bytes.Equal(got, data):
-		return errors.New("what was split did not come as it was")
-	case t.uso.split.Load() == 0:
-		return errors.New("nothing came as one GSO packet")
-	}
-	return nil
+	return splitWell(err, got, data, &t.uso.split, "nothing came as one GSO packet")
 }
