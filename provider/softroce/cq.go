@@ -1,6 +1,7 @@
 package softroce
 
 import (
+	"math/bits"
 	"sync"
 	"sync/atomic"
 
@@ -42,11 +43,8 @@ type cq struct {
 var _ verbs.CallbackCQ = (*cq)(nil)
 
 func newCQ(th *thread, depth int) *cq {
-	n := 16
-	for n < depth {
-		n *= 2
-	}
-	return &cq{dev: th.dev, th: th, ring: make([]verbs.WC, n), wake: newBell(), gone: make(chan struct{}), idle: make(chan struct{})}
+	ring := make([]verbs.WC, max(16, 1<<bits.Len(uint(depth-1))))
+	return &cq{dev: th.dev, th: th, ring: ring, wake: newBell(), gone: make(chan struct{}), idle: make(chan struct{})}
 }
 
 // add appends wc. The ring grows when it is full: a completion that is lost would leave a

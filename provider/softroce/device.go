@@ -23,6 +23,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"weak"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -118,6 +119,7 @@ func Open(opts Options) (*Device, error) {
 	d.early.full = &d.count.rxEarly
 	d.groups.dev, d.routes.dev = d, d
 	d.groups.table.Store(&map[ib.GID][]*qp{})
+	d.routes.known = make(map[[2]ib.GID]weak.Pointer[routeMTU])
 	d.gsi = newGSI(d)
 	for i := range opts.threads() {
 		d.threads = append(d.threads, newThread(d, i))

@@ -62,9 +62,6 @@ func (t *routeMTUs) to(src, dst ib.GID) *routeMTU {
 	}
 	r := &routeMTU{src: src, dst: dst}
 	r.mtu.Store(t.read(src, dst))
-	if t.known == nil {
-		t.known = make(map[[2]ib.GID]weak.Pointer[routeMTU])
-	}
 	if t.known[key] = weak.Make(r); len(t.known) > t.clean {
 		maps.DeleteFunc(t.known, func(_ [2]ib.GID, p weak.Pointer[routeMTU]) bool { return p.Value() == nil })
 		t.clean = 64 + 2*len(t.known)

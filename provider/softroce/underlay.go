@@ -139,19 +139,14 @@ func (u *underlay) wait() (*portState, netlink.Link, error) {
 	end := time.Now().Add(u.opts.addressWait())
 	for {
 		p, link, err := u.read(ib.GID{})
-		if err == nil && len(p.GIDs) > 0 {
-			return p, link, nil
-		}
-		if err != nil && !errors.Is(err, errTentative) {
+		switch late, g := time.Now().After(end), u.opts.GID; {
+		case err != nil && !errors.Is(err, errTentative):
 			return nil, nil, err
-		}
-		if time.Now().After(end) {
-			if len(p.GIDs) > 0 && u.opts.GID.IsZero() {
-				return p, link, nil // the IPv4 address, until an IPv6 one is usable
-			}
-			if g := u.opts.GID; !g.IsZero() {
-				return nil, nil, fmt.Errorf("underlay %s: %v is not a usable address of it; it has %s", u.opts.Underlay, g, u.list(link))
-			}
+		case len(p.GIDs) > 0 && (err == nil || late && g.IsZero()): // late: the IPv4 address, until an IPv6 one is usable
+			return p, link, nil
+		case late && !g.IsZero():
+			return nil, nil, fmt.Errorf("underlay %s: %v is not a usable address of it; it has %s", u.opts.Underlay, g, u.list(link))
+		case late:
 			return nil, nil, fmt.Errorf("underlay %s has no usable address: set it up, or give it an IPv4 address", u.opts.Underlay)
 		}
 		select {
