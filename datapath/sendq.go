@@ -3,6 +3,7 @@ package datapath
 import (
 	"encoding/binary"
 	"errors"
+	"math/bits"
 	"sync"
 	"sync/atomic"
 
@@ -69,12 +70,8 @@ type sendQ struct {
 }
 
 func newSendQ(th *thread, depth int, ud bool, base uint64) *sendQ {
-	size := 1
-	for size < depth {
-		size *= 2
-	}
 	q := &sendQ{
-		th: th, pool: th.pool, ud: ud, depth: depth, ring: make([]int32, size), base: base,
+		th: th, pool: th.pool, ud: ud, depth: depth, ring: make([]int32, 1<<bits.Len(uint(depth-1))), base: base,
 	}
 	q.head.Store(base)
 	q.tail.Store(base)

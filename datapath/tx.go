@@ -264,10 +264,8 @@ func (l *Loop) Send(p *Path, packet []byte) error {
 
 // SendUD sends payload behind a header of type t on the UD QP.
 func (l *Loop) SendUD(dst UDDest, t encap.EtherType, payload []byte) error {
-	hand := &l.udq.th.hand
-	hand.RLock()
-	defer hand.RUnlock()
-	return l.udq.th.sendOne(l.udq, nil, dst, t, payload)
+	_, err := l.SendCopies([]UDDest{dst}, t, payload)
+	return err
 }
 
 // SendCopies sends payload behind a header of type t to each of dst on the UD QP. It never waits.
