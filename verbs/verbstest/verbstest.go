@@ -44,49 +44,49 @@ func Run(t *testing.T, mk func(t *testing.T) Pair) {
 		{"Port", testPort, nil},
 		{"Memory", testMemory, nil},
 		{"Counters", testCounters, nil},
-		{"Wait", testWait, func(c verbs.Caps) bool { return c.RC }},
-		{"OnReady", testOnReady, func(c verbs.Caps) bool { return c.RC }},
-		{"Tap", testTap, func(c verbs.Caps) bool { return c.RC && !c.IWARP }},
+		{"Wait", testWait, hasRC},
+		{"OnReady", testOnReady, hasRC},
+		{"Tap", testTap, isRoCE},
 		{"MAD", testMAD, func(c verbs.Caps) bool { return c.MAD }},
 		{"Close", testClose, nil},
 
-		{"States", testStates, func(c verbs.Caps) bool { return c.RC }},
-		{"StatesUD", testStatesUD, func(c verbs.Caps) bool { return c.UD }},
-		{"QueueFull", testQueueFull, func(c verbs.Caps) bool { return c.RC }},
-		{"CQOverflow", testCQOverflow, func(c verbs.Caps) bool { return c.RC }},
+		{"States", testStates, hasRC},
+		{"StatesUD", testStatesUD, hasUD},
+		{"QueueFull", testQueueFull, hasRC},
+		{"CQOverflow", testCQOverflow, hasRC},
 
-		{"UD", testUD, func(c verbs.Caps) bool { return c.UD }},
-		{"UDQKey", testUDQKey, func(c verbs.Caps) bool { return c.UD }},
-		{"UDTooLong", testUDTooLong, func(c verbs.Caps) bool { return c.UD }},
-		{"UDNoReceive", testUDNoReceive, func(c verbs.Caps) bool { return c.UD }},
+		{"UD", testUD, hasUD},
+		{"UDQKey", testUDQKey, hasUD},
+		{"UDTooLong", testUDTooLong, hasUD},
+		{"UDNoReceive", testUDNoReceive, hasUD},
 		{"UDShared", testUDShared, func(c verbs.Caps) bool { return c.UD && c.SRQ }},
 		{"Multicast", testMulticast, func(c verbs.Caps) bool { return c.UD && c.Multicast }},
 
-		{"RCSizes", testRCSizes, func(c verbs.Caps) bool { return c.RC }},
+		{"RCSizes", testRCSizes, hasRC},
 		{"RCGather", testRCGather, func(c verbs.Caps) bool { return c.RC && c.MaxSGE >= 3 }},
-		{"RCOrder", testRCOrder, func(c verbs.Caps) bool { return c.RC }},
-		{"RCManyQPs", testRCManyQPs, func(c verbs.Caps) bool { return c.RC }},
+		{"RCOrder", testRCOrder, hasRC},
+		{"RCManyQPs", testRCManyQPs, hasRC},
 		{"RCShared", testRCShared, func(c verbs.Caps) bool { return c.RC && c.SRQ }},
-		{"RCImmediate", testRCImmediate, func(c verbs.Caps) bool { return c.RC && !c.IWARP }},
+		{"RCImmediate", testRCImmediate, isRoCE},
 		{"RCInvalidate", testRCInvalidate, func(c verbs.Caps) bool { return c.RC && c.Inv }},
-		{"RCUnsignaled", testRCUnsignaled, func(c verbs.Caps) bool { return c.RC }},
-		{"RCNotReady", testRCNotReady, func(c verbs.Caps) bool { return c.RC }},
-		{"RCNotReadyExceeded", testRCNotReadyExceeded, func(c verbs.Caps) bool { return c.RC && !c.IWARP }},
-		{"RCTooLong", testRCTooLong, func(c verbs.Caps) bool { return c.RC }},
-		{"RCRetryExceeded", testRCRetryExceeded, func(c verbs.Caps) bool { return c.RC && !c.IWARP }},
-		{"RCFlush", testRCFlush, func(c verbs.Caps) bool { return c.RC }},
-		{"RCDestroy", testRCDestroy, func(c verbs.Caps) bool { return c.RC }},
-		{"RCReset", testRCReset, func(c verbs.Caps) bool { return c.RC }},
-		{"RCCommEst", testRCCommEst, func(c verbs.Caps) bool { return c.RC }},
+		{"RCUnsignaled", testRCUnsignaled, hasRC},
+		{"RCNotReady", testRCNotReady, hasRC},
+		{"RCNotReadyExceeded", testRCNotReadyExceeded, isRoCE},
+		{"RCTooLong", testRCTooLong, hasRC},
+		{"RCRetryExceeded", testRCRetryExceeded, isRoCE},
+		{"RCFlush", testRCFlush, hasRC},
+		{"RCDestroy", testRCDestroy, hasRC},
+		{"RCReset", testRCReset, hasRC},
+		{"RCCommEst", testRCCommEst, hasRC},
 
-		{"RDMAWrite", testWrite, func(c verbs.Caps) bool { return c.RC && c.RDMA }},
-		{"RDMARead", testRead, func(c verbs.Caps) bool { return c.RC && c.RDMA }},
-		{"RDMAReadMany", testReadMany, func(c verbs.Caps) bool { return c.RC && c.RDMA }},
-		{"RDMAFence", testFence, func(c verbs.Caps) bool { return c.RC && c.RDMA }},
-		{"RDMAAccess", testAccess, func(c verbs.Caps) bool { return c.RC && c.RDMA }},
+		{"RDMAWrite", testWrite, hasRDMA},
+		{"RDMARead", testRead, hasRDMA},
+		{"RDMAReadMany", testReadMany, hasRDMA},
+		{"RDMAFence", testFence, hasRDMA},
+		{"RDMAAccess", testAccess, hasRDMA},
 
-		{"UC", testUC, func(c verbs.Caps) bool { return c.UC }},
-		{"UCDrops", testUCDrops, func(c verbs.Caps) bool { return c.UC }},
+		{"UC", testUC, hasUC},
+		{"UCDrops", testUCDrops, hasUC},
 		{"UCShared", testUCShared, func(c verbs.Caps) bool { return c.UC && c.SRQForUC }},
 		{"UCWrite", testUCWrite, func(c verbs.Caps) bool { return c.UC && c.RDMA }},
 	}
@@ -104,6 +104,13 @@ func Run(t *testing.T, mk func(t *testing.T) Pair) {
 		})
 	}
 }
+
+// What parts of the suite need of a provider.
+func hasRC(c verbs.Caps) bool   { return c.RC }
+func hasUC(c verbs.Caps) bool   { return c.UC }
+func hasUD(c verbs.Caps) bool   { return c.UD }
+func hasRDMA(c verbs.Caps) bool { return c.RC && c.RDMA }
+func isRoCE(c verbs.Caps) bool  { return c.RC && !c.IWARP }
 
 // env is what one part of the suite runs with.
 type env struct {
