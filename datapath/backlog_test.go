@@ -204,7 +204,7 @@ func TestLatePackets(t *testing.T) {
 			qp.mu.Unlock()
 			qp.release(1)
 			b.threads[0].conn.drain()
-			a.threads[0].sendWC.batch(wcs[:a.threads[0].sendCQ.Poll(wcs[:])], now)
+			a.threads[0].sendWC.batch(wcs[:a.threads[0].sendWC.cq.Poll(wcs[:])], now)
 		}
 		n := a.Counters()
 		if ect == 0 {

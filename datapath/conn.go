@@ -56,7 +56,7 @@ func (l *Loop) NewConn(t ib.Transport, recvMTU int) (*Conn, error) {
 	th := l.calmest()
 	c := &Conn{loop: l, th: th, transport: t, q: newSendQ(th, l.cfg.sendDepth(), false, base)}
 	init := verbs.QPInit{
-		Transport: t, SendCQ: th.sendCQ, RecvCQ: th.conn.cq,
+		Transport: t, SendCQ: th.sendWC.cq, RecvCQ: th.conn.cq,
 		SendDepth: l.cfg.sendDepth(), MaxSendSGE: 1, MaxRecvSGE: 1,
 	}
 	if th.srq != nil && (t == ib.RC || l.caps.SRQForUC) {

@@ -132,41 +132,29 @@ func newDests(f rtnl.Fields) *dests {
 	return c
 }
 
-// lookup returns the path of pkt and the mark of its entry. Both are nil if there is no entry. pkt
-// has type t and holds at least a whole IP header.
-func (c *dests) lookup(t encap.EtherType, pkt []byte) (*Path, *atomic.Uint64) {
+// lookup returns the entry for pkt, nil if there is none. pkt has type t and holds at least a whole
+// IP header.
+func (c *dests) lookup(t encap.EtherType, pkt []byte) *entry {
 	switch {
 	case t == encap.IPv4 && (c.fields == rtnl.DstOnly || isMulticast4(pkt[16:20])):
 		k := key4Of(pkt[16:20])
-		if d := c.key4.find(c.seed.key4(k), k); d != nil {
-			return d.path.Load(), &d.mark
-		}
+		return c.key4.find(c.seed.key4(k), k)
 	case t == encap.IPv6 && (c.fields == rtnl.DstOnly || pkt[24] == 0xff):
 		k := key6Of(pkt[24:40])
-		if d := c.key6.find(c.seed.key6(k), k); d != nil {
-			return d.path.Load(), &d.mark
-		}
-	default:
-		return c.lookupFlow(t, pkt)
+		return c.key6.find(c.seed.key6(k), k)
 	}
-	return nil, nil
+	return c.lookupFlow(t, pkt)
 }
 
 // lookupFlow is lookup by more fields than the destination.
-func (c *dests) lookupFlow(t encap.EtherType, pkt []byte) (*Path, *atomic.Uint64) {
+func (c *dests) lookupFlow(t encap.EtherType, pkt []byte) *entry {
 	f, _ := ip.FlowOf(pkt, c.fields)
 	if t == encap.IPv4 {
 		k := flow4{key4Of(pkt[16:20]), key4Of(pkt[12:16]), restOf(f)}
-		if d := c.flow4.find(c.seed.flow4(k), k); d != nil {
-			return d.path.Load(), &d.mark
-		}
-		return nil, nil
+		return c.flow4.find(c.seed.flow4(k), k)
 	}
 	k := flow6{key6Of(pkt[24:40]), key6Of(pkt[8:24]), restOf(f)}
-	if d := c.flow6.find(c.seed.flow6(k), k); d != nil {
-		return d.path.Load(), &d.mark
-	}
-	return nil, nil
+	return c.flow6.find(c.seed.flow6(k), k)
 }
 
 // isGroup reports whether lookup treats the address as a multicast group or the limited broadcast.
@@ -288,12 +276,12 @@ func (l *Loop) askAgain(at *atomic.Uint64, m mark, t encap.EtherType, pkt []byte
 	if !at.CompareAndSwap(uint64(m), uint64(asked)) {
 		return
 	}
-	f := l.up.get(TXStale, t, pkt[:ip.FlowLen(pkt)])
+	f := l.up.get(Frame{Kind: TXStale, Type: t, Data: pkt[:ip.FlowLen(pkt)], Path: p})
 	if f == nil {
 		at.CompareAndSwap(uint64(asked), uint64(m)) // the next packet asks
 		l.c.TxStaleFull.Add(1)
 		return
 	}
 	l.c.TxStale.Add(1)
-	l.up.push(f, p)
+	l.up.ch <- f
 }

@@ -36,8 +36,11 @@ func (l *Loop) pathOf(pkt []byte) *Path {
 	if t == 0 {
 		return nil
 	}
-	p, _ := l.dests.Load().lookup(t, pkt)
-	return p
+	e := l.dests.Load().lookup(t, pkt)
+	if e == nil {
+		return nil
+	}
+	return e.path.Load()
 }
 
 // randFlow returns one of few flows with the fields that f names, so that they
@@ -335,7 +338,7 @@ func TestStaleDests(t *testing.T) {
 	send("StaleAll while it is asked about", 0, 1)
 
 	// A full ring puts it off.
-	for a.up.get(TXMiss, encap.IPv4, pkt) != nil { // all frames are in other hands
+	for a.up.get(Frame{Kind: TXMiss, Type: encap.IPv4, Data: pkt}) != nil { // all frames are in other hands
 	}
 	a.SetDest(flow, p)
 	send("full ring", 31*time.Second, 0)
@@ -382,14 +385,18 @@ func TestDestsConcurrently(t *testing.T) {
 				}
 				i %= stay
 				c := l.dests.Load()
-				p, at := c.lookup(encap.IPv4, packets[i])
-				if p == nil || p.Tag != uint64(i) {
+				e := c.lookup(encap.IPv4, packets[i])
+				if e == nil {
+					t.Errorf("%v leads nowhere", addr(i))
+					return
+				}
+				if p := e.path.Load(); p.Tag != uint64(i) {
 					t.Errorf("%v leads to %v", addr(i), p)
 					return
 				}
 				now := nanotime()
-				if m, gen := mark(at.Load()), c.gen.Load(); m.stale(now, gen) &&
-					at.CompareAndSwap(uint64(m), uint64(newMark(now, gen))) {
+				if m, gen := mark(e.mark.Load()), c.gen.Load(); m.stale(now, gen) &&
+					e.mark.CompareAndSwap(uint64(m), uint64(newMark(now, gen))) {
 					asked[r]++
 				}
 			}
@@ -568,9 +575,9 @@ func benchDests(b *testing.B, f rtnl.Fields, v4 bool, n int) {
 	b.ReportAllocs()
 	for b.Loop() {
 		c := l.dests.Load()
-		got, at := c.lookup(typ, packets[i])
-		if got != p || mark(at.Load()).stale(now, c.gen.Load()) {
-			b.Fatalf("packet %d has path %v, or it is stale", i, got)
+		e := c.lookup(typ, packets[i])
+		if e == nil || e.path.Load() != p || mark(e.mark.Load()).stale(now, c.gen.Load()) {
+			b.Fatalf("packet %d has another path, or it is stale", i)
 		}
 		if i++; i == n {
 			i = 0

@@ -98,49 +98,29 @@ func newUpRing(depth int) upRing {
 	return r
 }
 
-// get copies pkt into a free frame and returns the frame. It returns nil if no frame is free for
-// kind k.
-func (r *upRing) get(k FrameKind, t encap.EtherType, pkt []byte) *Frame {
+// get copies f and its Data into a free frame and returns that, nil if no frame is free.
+func (r *upRing) get(f Frame) *Frame {
 	pool := r.control
-	if k.data() {
+	if f.Kind.data() {
 		pool = r.data
 	}
 	select {
-	case f := <-pool:
-		f.Kind, f.Type, f.MTU = k, t, 0
-		f.Data = append(f.Data[:0], pkt...)
-		return f
+	case free := <-pool:
+		f.Data, f.pool = append(free.Data[:0], f.Data...), pool
+		*free = f
+		return free
 	default:
 		return nil
 	}
 }
 
-func (l *Loop) sendUp(k FrameKind, t encap.EtherType, pkt []byte, p *Path, mtu int) {
-	f := l.up.get(k, t, pkt)
-	if f == nil {
+// handUp hands f, whose Data is not kept, to the control plane.
+func (l *Loop) handUp(f Frame) {
+	free := l.up.get(f)
+	if free == nil {
 		l.c.UpFull.Add(1)
 		return
 	}
-	f.MTU = mtu
 	l.c.Up.Add(1)
-	l.up.push(f, p)
-}
-
-// push puts f, which holds a packet from the TUN that took p, into the ring.
-func (r *upRing) push(f *Frame, p *Path) {
-	f.Path = p
-	f.SrcGID, f.SrcQPN, f.DstGID, f.Conn = ib.GID{}, 0, ib.GID{}, nil
-	r.ch <- f // never blocks: it has room for all frames
-}
-
-func (l *Loop) recvUp(k FrameKind, t encap.EtherType, pkt []byte, src ib.GID, qpn ib.QPN, dst ib.GID, c *Conn) {
-	f := l.up.get(k, t, pkt)
-	if f == nil {
-		l.c.UpFull.Add(1)
-		return
-	}
-	f.Path = nil
-	f.SrcGID, f.SrcQPN, f.DstGID, f.Conn = src, qpn, dst, c
-	l.c.Up.Add(1)
-	l.up.ch <- f
+	l.up.ch <- free // never blocks: it has room for all frames
 }

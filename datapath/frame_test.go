@@ -13,10 +13,10 @@ func TestFreeFramesAreSmall(t *testing.T) {
 	r := newUpRing(depth)
 	large, small := make([]byte, 60000), make([]byte, 2044)
 	for range 2 * depth {
-		r.get(TXMiss, encap.IPv4, large).Release()
+		r.get(Frame{Kind: TXMiss, Type: encap.IPv4, Data: large}).Release()
 	}
 	for range depth {
-		f := r.get(TXMiss, encap.IPv4, nil)
+		f := r.get(Frame{Kind: TXMiss, Type: encap.IPv4, Data: nil})
 		if f == nil {
 			break // all are out
 		}
@@ -26,9 +26,9 @@ func TestFreeFramesAreSmall(t *testing.T) {
 	}
 	r = newUpRing(depth)
 	for range 2 * depth {
-		r.get(RXND, encap.IPv6, small).Release()
+		r.get(Frame{Kind: RXND, Type: encap.IPv6, Data: small}).Release()
 	}
-	if n := testing.AllocsPerRun(100, func() { r.get(RXND, encap.IPv6, small).Release() }); n != 0 {
+	if n := testing.AllocsPerRun(100, func() { r.get(Frame{Kind: RXND, Type: encap.IPv6, Data: small}).Release() }); n != 0 {
 		t.Errorf("%v allocations for a small frame", n)
 	}
 }

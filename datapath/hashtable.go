@@ -9,11 +9,21 @@ import (
 // minSlots is the number of slots of an empty table.
 const minSlots = 16
 
-// A dest is one entry of the destination cache. Its key never changes; the rest may.
-type dest[K comparable] struct {
-	key  K
+// An entry is what the destination cache has of a destination. Both may change.
+type entry struct {
 	path atomic.Pointer[Path]
 	mark atomic.Uint64 // holds a mark
+}
+
+func (e *entry) set(p *Path, m mark) {
+	e.path.Store(p)
+	e.mark.Store(uint64(m))
+}
+
+// A dest is an entry with its key, which never changes.
+type dest[K comparable] struct {
+	key K
+	entry
 	next atomic.Pointer[dest[K]]
 }
 
@@ -62,12 +72,12 @@ func newSlots[K comparable](n int) *slots[K] {
 // find returns the entry of k, whose hash is h, nil if there is none. It loads the pointer to the
 // old slots before it looks into the new ones: once the last entry is copied, nothing leads to the
 // old slots any more.
-func (t *hashTable[K]) find(h uint32, k K) *dest[K] {
+func (t *hashTable[K]) find(h uint32, k K) *entry {
 	s := t.slots.Load()
 	old := s.old.Load()
 	for d := s.slot[h>>s.shift].Load(); d != nil; d = d.next.Load() {
 		if d.key == k {
-			return d
+			return &d.entry
 		}
 	}
 	if old == nil {
@@ -75,20 +85,19 @@ func (t *hashTable[K]) find(h uint32, k K) *dest[K] {
 	}
 	for d := old.slot[h>>old.shift].Load(); d != nil; d = d.next.Load() {
 		if d.key == k {
-			return d
+			return &d.entry
 		}
 	}
 	return nil
 }
 
 // get is find for the writer.
-func (t *hashTable[K]) get(k K) *dest[K] { return t.find(t.hash(k), k) }
+func (t *hashTable[K]) get(k K) *entry { return t.find(t.hash(k), k) }
 
 // set adds or replaces the entry of k.
 func (t *hashTable[K]) set(k K, p *Path, m mark) {
-	if d := t.get(k); d != nil {
-		d.path.Store(p)
-		d.mark.Store(uint64(m))
+	if e := t.get(k); e != nil {
+		e.set(p, m)
 		return
 	}
 	if n := int(t.n.Add(1)); n > len(t.slots.Load().slot) {
@@ -168,8 +177,7 @@ func (t *hashTable[K]) copy(entries, slots int) {
 func (s *slots[K]) insert(d *dest[K], h uint32, k K, p *Path, m mark) {
 	at := &s.slot[h>>s.shift]
 	d.key = k
-	d.path.Store(p)
-	d.mark.Store(uint64(m))
+	d.set(p, m)
 	d.next.Store(at.Load())
 	at.Store(d)
 }

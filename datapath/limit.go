@@ -197,12 +197,18 @@ func (g *limiters) allow(now int64, k FrameKind, pkt []byte, src ib.GID, qpn ib.
 	return from.Allow(now, src)
 }
 
+// controlKinds are the kinds of the frames that the UD QP hands up, by type.
+var controlKinds = map[encap.EtherType]FrameKind{
+	encap.ARP: RXARP, encap.IPv6: RXND, encap.InbandCM: RXCM, encap.PathProbe: RXProbe,
+}
+
 // control hands an ARP, ND, CM or probe frame of the UD QP up, unless its source or all sources
 // send too many.
-func (s *rxSide) control(k FrameKind, t encap.EtherType, pkt []byte, src ib.GID, qpn ib.QPN, dst ib.GID, now int64) {
+func (s *rxSide) control(t encap.EtherType, pkt []byte, src ib.GID, qpn ib.QPN, dst ib.GID, now int64) {
+	k := controlKinds[t]
 	if !s.limits.allow(now, k, pkt, src, qpn) {
 		s.l.c.RxFlood.Add(1)
 		return
 	}
-	s.l.recvUp(k, t, pkt, src, qpn, dst, nil)
+	s.l.handUp(Frame{Kind: k, Type: t, Data: pkt, SrcGID: src, SrcQPN: qpn, DstGID: dst})
 }

@@ -3,7 +3,6 @@ package datapath
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -177,7 +176,7 @@ func (l *Loop) makeUD() error {
 	th := l.threads[0]
 	udq := newSendQ(th, l.cfg.udSendDepth(), true, l.gen<<genShift)
 	qp, err := l.p.CreateQP(verbs.QPInit{
-		Transport: ib.UD, QPN: l.cfg.UDQPN, SendCQ: th.sendCQ, RecvCQ: l.ud.cq,
+		Transport: ib.UD, QPN: l.cfg.UDQPN, SendCQ: th.sendWC.cq, RecvCQ: l.ud.cq,
 		SendDepth: l.cfg.udSendDepth(), RecvDepth: l.cfg.udRecvDepth(), MaxSendSGE: 1, MaxRecvSGE: 1,
 	})
 	if err != nil {
@@ -207,7 +206,7 @@ func (l *Loop) Run(ctx context.Context) error {
 			tunReader.Go(func() { stop(newSender(th, th.tun.Read).run()) })
 		}
 		for _, q := range th.queues() {
-			if _, ok := (*q.cq).(verbs.CallbackCQ); !ok {
+			if _, ok := q.cq.(verbs.CallbackCQ); !ok {
 				pollers.Go(func() { stop(q.poll()) })
 			}
 		}
@@ -332,8 +331,7 @@ func (l *Loop) SetBroadcasts(addrs []netip.Addr) {
 	subnets := make([]uint32, 0, len(addrs))
 	for _, a := range addrs {
 		if a.Is4() {
-			b := a.As4()
-			subnets = append(subnets, binary.BigEndian.Uint32(b[:]))
+			subnets = append(subnets, uint32(addr4(a)))
 		}
 	}
 	slices.Sort(subnets)

@@ -87,12 +87,8 @@ type PathCounters struct {
 
 // Counters returns p's counts.
 func (p *Path) Counters() PathCounters {
-	c := PathCounters{
+	return PathCounters{
 		Packets: p.c.packets.Load(), Octets: p.c.octets.Load(),
-		Dropped: p.c.dropped.Load(), QueueFull: p.c.queueFull.Load(),
+		Dropped: p.c.dropped.Load(), QueueFull: p.c.queueFull.Load(), Used: timeOf(p.c.used.Load()),
 	}
-	if ns := p.c.used.Load(); ns != 0 {
-		c.Used = wallTime(ns)
-	}
-	return c
 }

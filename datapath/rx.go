@@ -2,6 +2,7 @@ package datapath
 
 import (
 	"encoding/binary"
+	"fmt"
 	"net/netip"
 	"slices"
 	"sync"
@@ -17,41 +18,59 @@ import (
 // receive buffers have generation 0.
 const genShift = 32
 
+// A drainer takes the completions of one CQ. A goroutine of the provider or of the thread runs it.
+type drainer struct {
+	l   *thread
+	cq  verbs.CQ
+	mu  sync.Mutex // one run at a time
+	wcs [batchLen]verbs.WC
+
+	take func(wcs []verbs.WC, now int64) // gets what was polled
+}
+
+// drain polls until the CQ is empty.
+func (d *drainer) drain() {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for !d.l.done() {
+		n := d.cq.Poll(d.wcs[:])
+		if n == 0 {
+			return
+		}
+		d.take(d.wcs[:n], nanotime())
+	}
+}
+
+// poll drains the CQ each time completions come, until the CQ is destroyed.
+func (d *drainer) poll() error {
+	for {
+		d.drain()
+		if err := d.cq.Wait(); err != nil {
+			return fmt.Errorf("wait for completions: %w", err)
+		}
+	}
+}
+
 // An rxSide takes the completions of one receive CQ: that of the UD QP or that of all connections
-// of a thread. A goroutine of the provider or of the thread runs it.
+// of a thread. Conn.Close frees rings under its mu.
 type rxSide struct {
-	l      *thread
-	cq     verbs.CQ
+	drainer
 	pool   *recvPool // UD or shared buffers; nil if every connection has its own
 	shared reposter
 	limits limiters // for the UD QP
 
-	mu    sync.Mutex // one run at a time; Conn.Close frees rings under it
-	wcs   [batchLen]verbs.WC
 	pkts  [][]byte
 	conns []*Conn // with buffers in back to post again
 }
 
-func newRXSide(l *thread, cq verbs.CQ, pool *recvPool) *rxSide {
-	s := &rxSide{l: l, cq: cq, pool: pool, limits: newLimiters(), pkts: make([][]byte, 0, batchLen),
+func newRXSide(l *thread, pool *recvPool) *rxSide {
+	s := &rxSide{drainer: drainer{l: l}, pool: pool, limits: newLimiters(), pkts: make([][]byte, 0, batchLen),
 		conns: make([]*Conn, 0, batchLen)}
+	s.take = s.batch
 	if pool != nil {
 		s.shared.wrs = make([]verbs.RecvWR, 0, len(pool.wrs))
 	}
 	return s
-}
-
-// drain polls until the CQ is empty.
-func (s *rxSide) drain() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for !s.l.done() {
-		n := s.cq.Poll(s.wcs[:])
-		if n == 0 {
-			return
-		}
-		s.batch(s.wcs[:n], nanotime())
-	}
 }
 
 func (s *rxSide) batch(wcs []verbs.WC, now int64) {
@@ -149,14 +168,8 @@ func (s *rxSide) takeUD(msg []byte, wc *verbs.WC, now int64) {
 		l.c.RxUDOversize.Add(1) // taken, and shown
 	}
 	switch t {
-	case encap.ARP:
-		s.control(RXARP, t, pkt, src, wc.SrcQPN, dst, now)
-		return
-	case encap.InbandCM:
-		s.control(RXCM, t, pkt, src, wc.SrcQPN, dst, now)
-		return
-	case encap.PathProbe:
-		s.control(RXProbe, t, pkt, src, wc.SrcQPN, dst, now)
+	case encap.ARP, encap.InbandCM, encap.PathProbe:
+		s.control(t, pkt, src, wc.SrcQPN, dst, now)
 		return
 	case encap.IPv4, encap.IPv6:
 	default:
@@ -167,7 +180,7 @@ func (s *rxSide) takeUD(msg []byte, wc *verbs.WC, now int64) {
 		return
 	}
 	if t == encap.IPv6 && nd.KindOf(pkt) != nd.None {
-		s.control(RXND, t, pkt, src, wc.SrcQPN, dst, now)
+		s.control(t, pkt, src, wc.SrcQPN, dst, now)
 		return
 	}
 	if !l.filtered && !l.allowData(now, src, wc.SrcQPN) {
@@ -210,7 +223,7 @@ func (s *rxSide) takeConn(msg []byte, c *Conn, met bool, now int64) {
 	switch t {
 	case encap.IPv4, encap.IPv6:
 	case encap.PathProbe:
-		l.recvUp(RXProbe, t, pkt, ib.GID{}, 0, ib.GID{}, c)
+		l.handUp(Frame{Kind: RXProbe, Type: t, Data: pkt, Conn: c})
 		return
 	case encap.ARP, encap.RARP:
 		l.c.RxARPConn.Add(1)
@@ -229,7 +242,7 @@ func (s *rxSide) takeConn(msg []byte, c *Conn, met bool, now int64) {
 	c.rxPackets.Add(1)
 	c.rxOctets.Add(uint64(len(pkt)))
 	if t == encap.IPv6 && nd.KindOf(pkt) != nd.None {
-		l.recvUp(RXND, t, pkt, ib.GID{}, 0, ib.GID{}, c)
+		l.handUp(Frame{Kind: RXND, Type: t, Data: pkt, Conn: c})
 		return
 	}
 	if met && !s.congested(pkt, c.transport) {
@@ -284,24 +297,10 @@ func (s *rxSide) deliver(pkt []byte) {
 
 // A sendDone takes the completions of the send CQ, and then posts packets that waited for them.
 type sendDone struct {
-	l     *thread
-	mu    sync.Mutex
-	wcs   [batchLen]verbs.WC
+	drainer
 	slots []int32
 	qs    []*sendQ // queues that have packets waiting, after a completion
 	work  *work
-}
-
-func (s *sendDone) drain() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for !s.l.done() {
-		n := s.l.sendCQ.Poll(s.wcs[:])
-		if n == 0 {
-			return
-		}
-		s.batch(s.wcs[:n], nanotime())
-	}
 }
 
 func (s *sendDone) batch(wcs []verbs.WC, now int64) {

@@ -2,6 +2,8 @@ package datapath
 
 import (
 	"encoding/binary"
+	"errors"
+	"math/bits"
 	"sync"
 	"sync/atomic"
 
@@ -68,12 +70,8 @@ type sendQ struct {
 }
 
 func newSendQ(th *thread, depth int, ud bool, base uint64) *sendQ {
-	size := 1
-	for size < depth {
-		size *= 2
-	}
 	q := &sendQ{
-		th: th, pool: th.pool, ud: ud, depth: depth, ring: make([]int32, size), base: base,
+		th: th, pool: th.pool, ud: ud, depth: depth, ring: make([]int32, 1<<bits.Len(uint(depth-1))), base: base,
 	}
 	q.head.Store(base)
 	q.tail.Store(base)
@@ -163,7 +161,7 @@ func (q *sendQ) post(items []sendItem, w *work, now int64) (taken int, gone bool
 			q.inOctets.Add(-int64(it.n))
 			all -= int64(it.n)
 		}
-		if isFull(err) {
+		if errors.Is(err, verbs.ErrQueueFull) {
 			err = nil
 		}
 	}

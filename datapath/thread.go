@@ -26,7 +26,6 @@ type thread struct {
 	polling atomic.Pointer[verbs.Offload] // whether the provider's thread reads the TUN
 	turns   atomic.Uint64                 // turns in which the provider's thread read packets
 
-	sendCQ verbs.CQ
 	sendWC *sendDone
 	conn   *rxSide
 	srq    verbs.SRQ
@@ -69,7 +68,7 @@ func (l *thread) makeQueues() error {
 		if err != nil {
 			return err
 		}
-		l.ud = newRXSide(l, nil, udPool)
+		l.ud = newRXSide(l, udPool)
 	}
 	var shared *recvPool
 	if l.caps.SRQ {
@@ -78,14 +77,15 @@ func (l *thread) makeQueues() error {
 			return err
 		}
 	}
-	l.conn = newRXSide(l, nil, shared)
-	l.sendWC = &sendDone{l: l, slots: make([]int32, 0, l.pool.slots()), work: newWork(l.pool.slots())}
+	l.conn = newRXSide(l, shared)
+	l.sendWC = &sendDone{drainer: drainer{l: l}, slots: make([]int32, 0, l.pool.slots()), work: newWork(l.pool.slots())}
+	l.sendWC.take = l.sendWC.batch
 	for _, q := range l.queues() {
 		cq, err := l.p.CreateCQ(cqDepth)
 		if err != nil {
 			return fmt.Errorf("create CQ: %w", err)
 		}
-		*q.cq = cq
+		q.cq = cq
 		if cb, ok := cq.(verbs.CallbackCQ); ok {
 			cb.OnReady(q.drain)
 		}
@@ -104,32 +104,16 @@ func (l *thread) makeQueues() error {
 	return nil
 }
 
-// A drained is a completion queue and the function that empties it.
-type drained struct {
-	cq    *verbs.CQ
-	drain func()
-}
-
-// poll empties the queue each time completions come, until the queue is destroyed.
-func (q drained) poll() error {
-	for {
-		q.drain()
-		if err := (*q.cq).Wait(); err != nil {
-			return fmt.Errorf("wait for completions: %w", err)
-		}
-	}
-}
-
-// queues returns the completion queues of l. A *cq is nil until makeQueues has made that queue.
-func (l *thread) queues() (qs []drained) {
+// queues returns what takes the completions of l. A cq is nil until makeQueues has made it.
+func (l *thread) queues() (qs []*drainer) {
 	if l.sendWC != nil {
-		qs = append(qs, drained{&l.sendCQ, l.sendWC.drain})
+		qs = append(qs, &l.sendWC.drainer)
 	}
 	if l.index == 0 && l.ud != nil {
-		qs = append(qs, drained{&l.ud.cq, l.ud.drain})
+		qs = append(qs, &l.ud.drainer)
 	}
 	if l.conn != nil {
-		qs = append(qs, drained{&l.conn.cq, l.conn.drain})
+		qs = append(qs, &l.conn.drainer)
 	}
 	return qs
 }
@@ -137,8 +121,8 @@ func (l *thread) queues() (qs []drained) {
 // destroyQueues destroys the completion queues and the SRQ, after their queue pairs.
 func (l *thread) destroyQueues() {
 	for _, q := range l.queues() {
-		if *q.cq != nil {
-			(*q.cq).Destroy()
+		if q.cq != nil {
+			q.cq.Destroy()
 		}
 	}
 	if l.srq != nil {

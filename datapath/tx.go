@@ -1,7 +1,6 @@
 package datapath
 
 import (
-	"errors"
 	"fmt"
 
 	"ipoibcm/verbs"
@@ -154,18 +153,19 @@ func (s *sender) route(cache *dests, i int, now int64) bool {
 		return false
 	}
 	if isControl(pkt, t) {
-		l.sendUp(TXControl, t, pkt, nil, 0)
+		l.handUp(Frame{Kind: TXControl, Type: t, Data: pkt})
 		return false
 	}
-	p, at := cache.lookup(t, pkt)
-	if p == nil {
+	dest := cache.lookup(t, pkt)
+	if dest == nil {
 		if !l.held(t, pkt) {
-			l.sendUp(TXNoRoute, t, pkt, nil, 0)
+			l.handUp(Frame{Kind: TXNoRoute, Type: t, Data: pkt})
 		}
 		return false
 	}
-	if m, gen := mark(at.Load()), cache.gen.Load(); m.stale(now, gen) {
-		l.askAgain(at, m, t, pkt, p, now, gen)
+	p := dest.path.Load()
+	if m, gen := mark(dest.mark.Load()), cache.gen.Load(); m.stale(now, gen) {
+		l.askAgain(&dest.mark, m, t, pkt, p, now, gen)
 	}
 	p.c.used.Store(now)
 	target := p.target.Load()
@@ -173,7 +173,7 @@ func (s *sender) route(cache *dests, i int, now int64) bool {
 	switch target.Kind {
 	case Miss:
 		if !l.held(t, pkt) {
-			l.sendUp(TXMiss, t, pkt, p, 0)
+			l.handUp(Frame{Kind: TXMiss, Type: t, Data: pkt, Path: p})
 		}
 		return false
 	case Drop:
@@ -191,7 +191,7 @@ func (s *sender) route(cache *dests, i int, now int64) bool {
 		q = target.Conn.q
 	}
 	if target.MTU != 0 && len(pkt) > target.MTU {
-		l.sendUp(TXTooBig, t, pkt, p, target.MTU)
+		l.handUp(Frame{Kind: TXTooBig, Type: t, Data: pkt, Path: p, MTU: target.MTU})
 		return false
 	}
 	encap.Put(l.pool.message(s.slots[i], 0), t)
@@ -264,10 +264,8 @@ func (l *Loop) Send(p *Path, packet []byte) error {
 
 // SendUD sends payload behind a header of type t on the UD QP.
 func (l *Loop) SendUD(dst UDDest, t encap.EtherType, payload []byte) error {
-	hand := &l.udq.th.hand
-	hand.RLock()
-	defer hand.RUnlock()
-	return l.udq.th.sendOne(l.udq, nil, dst, t, payload)
+	_, err := l.SendCopies([]UDDest{dst}, t, payload)
+	return err
 }
 
 // SendCopies sends payload behind a header of type t to each of dst on the UD QP. It never waits.
@@ -278,7 +276,7 @@ func (l *Loop) SendCopies(dst []UDDest, t encap.EtherType, payload []byte) (sent
 	defer hand.RUnlock()
 	for err == nil && sent < len(dst) {
 		var n int
-		n, err = l.udq.th.sendBatch(l.udq, dst[sent:min(sent+batchLen, len(dst))], t, payload)
+		n, err = l.udq.th.sendBatch(l.udq, nil, dst[sent:min(sent+batchLen, len(dst))], t, payload)
 		sent += n
 	}
 	return sent, err
@@ -292,47 +290,16 @@ func (l *Loop) SendConn(c *Conn, t encap.EtherType, payload []byte) error {
 	return c.th.sendOne(c.q, nil, UDDest{}, t, payload)
 }
 
+// sendOne is sendBatch to one destination.
 func (l *thread) sendOne(q *sendQ, p *Path, dst UDDest, t encap.EtherType, payload []byte) error {
-	if len(payload) > maxPacket {
-		return ErrTooBig
-	}
-	if l.done() {
-		return ErrClosed
-	}
-	var one [1]int32
-	if len(l.pool.take(one[:0], 1)) == 0 {
-		l.c.TxNoBuffer.Add(1)
-		return ErrFull
-	}
-	items := [1]sendItem{{slot: one[0], n: int32(len(payload) + headerLen), path: p, ud: dst}}
-	copy(l.pool.packet(one[0]), payload)
-	encap.Put(l.pool.message(one[0], 0), t)
-	now := nanotime()
-	if p != nil {
-		p.c.used.Store(now)
-	}
-	l.one.Lock()
-	taken, gone, err := q.post(items[:], l.oneWork, now)
-	l.one.Unlock()
-	switch {
-	case taken == 1:
-		l.sent(q, items[:])
-		return nil
-	case gone:
-		l.dropItems(items[:], &l.c.TxGone)
-		return ErrClosed
-	case err != nil:
-		l.dropItems(items[:], &l.c.TxPostError)
-		return fmt.Errorf("post to QP %v: %w", q.qp.QPN(), err)
-	}
-	l.dropFull(q, &items[0])
-	return ErrFull
+	_, err := l.sendBatch(q, p, []UDDest{dst}, t, payload)
+	return err
 }
 
-// sendBatch is sendOne to several destinations, batchLen at most. It returns how many messages were
-// posted. That may be fewer than dst without an error if buffers are short; an error says why
-// messages that had buffers were not posted.
-func (l *thread) sendBatch(q *sendQ, dst []UDDest, t encap.EtherType, payload []byte) (int, error) {
+// sendBatch sends payload, which takes p if that is not nil, to at most batchLen destinations. It
+// returns how many messages were posted. That may be fewer than dst without an error if buffers are
+// short; an error says why messages that had buffers were not posted.
+func (l *thread) sendBatch(q *sendQ, p *Path, dst []UDDest, t encap.EtherType, payload []byte) (int, error) {
 	if len(payload) > maxPacket {
 		return 0, ErrTooBig
 	}
@@ -345,17 +312,21 @@ func (l *thread) sendBatch(q *sendQ, dst []UDDest, t encap.EtherType, payload []
 		l.c.TxNoBuffer.Add(1)
 		return 0, ErrFull
 	}
-	var items [batchLen]sendItem
-	for i := range n {
-		items[i] = sendItem{slot: slots[i], n: int32(len(payload) + headerLen), ud: dst[i]}
+	now := nanotime()
+	if p != nil {
+		p.c.used.Store(now)
+	}
+	l.one.Lock()
+	defer l.one.Unlock()
+	items := l.oneWork.items[:n]
+	for i := range items {
+		items[i] = sendItem{slot: slots[i], n: int32(len(payload) + headerLen), path: p, ud: dst[i]}
 		copy(l.pool.packet(slots[i]), payload)
 		encap.Put(l.pool.message(slots[i], 0), t)
 	}
-	l.one.Lock()
-	taken, gone, err := q.post(items[:n], l.oneWork, nanotime())
-	l.one.Unlock()
+	taken, gone, err := q.post(items, l.oneWork, now)
 	l.sent(q, items[:taken])
-	switch left := items[taken:n]; {
+	switch left := items[taken:]; {
 	case len(left) == 0:
 		return taken, nil
 	case gone:
@@ -371,5 +342,3 @@ func (l *thread) sendBatch(q *sendQ, dst []UDDest, t encap.EtherType, payload []
 		return taken, ErrFull
 	}
 }
-
-func isFull(err error) bool { return errors.Is(err, verbs.ErrQueueFull) }

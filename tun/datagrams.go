@@ -36,53 +36,20 @@ type Datagrams struct {
 // uso is the state behind [Datagrams].
 type uso struct {
 	toggle
-	noMerge                atomic.Bool // the kernel refused a merged packet
-	split, merged, written atomic.Uint64
+	split atomic.Uint64
 }
 
 // Datagrams reports whether UDP packets to and from the kernel may be GSO packets (see
 // [Options.NoDatagrams]), and returns the counts of t and its further queues.
 func (t *File) Datagrams() Datagrams {
 	s := &t.uso
-	why := s.why
-	if s.noMerge.Load() {
-		why = "the kernel did not take one of ours: no more are put together"
-	}
-	sum := Datagrams{On: s.on.Load(), Why: why, Split: s.split.Load(), Merged: s.merged.Load(), Written: s.written.Load()}
+	sum := Datagrams{On: s.on.Load(), Why: s.reason(), Split: s.split.Load(), Merged: s.merged.Load(),
+		Written: s.written.Load()}
 	for _, q := range t.queues {
 		more := q.Datagrams()
 		sum.Split, sum.Merged, sum.Written = sum.Split+more.Split, sum.Merged+more.Merged, sum.Written+more.Written
 	}
 	return sum
-}
-
-// asLargeUDP parses p, a GSO packet of UDP that the kernel gave with header h. ok reports whether
-// it is valid.
-func asLargeUDP(h *[vnetLen]byte, p []byte) (l large, ok bool) {
-	l = large{p: p, udp: true, size: int(binary.NativeEndian.Uint16(h[4:])), tcp: int(binary.NativeEndian.Uint16(h[6:]))}
-	if h[0]&vnetNeedsCsum == 0 || l.size == 0 || binary.NativeEndian.Uint16(h[8:]) != udpSum || len(p) <= l.tcp+udpLen {
-		return l, false
-	}
-	switch p[0] >> 4 {
-	case 4:
-		if l.tcp < 20 || int(p[0]&15)*4 != l.tcp || p[9] != protoUDP ||
-			int(binary.BigEndian.Uint16(p[2:])) != len(p) || binary.BigEndian.Uint16(p[6:])&0x3fff != 0 {
-			return l, false
-		}
-		l.v4, l.id = true, binary.BigEndian.Uint16(p[4:])
-	case 6:
-		if l.tcp < 40 || (l.tcp == 40) != (p[6] == protoUDP) || int(binary.BigEndian.Uint16(p[4:])) != len(p)-40 {
-			return l, false
-		}
-	default:
-		return l, false
-	}
-	l.head = l.tcp + udpLen
-	l.at = l.head
-	// The field holds the sum of the pseudo-header, which has the length in it.
-	t := p[l.tcp:]
-	l.sum = uint32(binary.BigEndian.Uint16(t[udpSum:])) + uint32(^uint16(len(t)))
-	return l, true
 }
 
 // putUDP sets length and checksum in the UDP header of datagram t.
@@ -109,14 +76,7 @@ func isUDP(p []byte) bool {
 
 // A datagrams is a GSO packet of UDP for the kernel that is being merged from datagrams of one
 // flow and one length; the last may be shorter.
-type datagrams struct {
-	seg   segment // of the first packet
-	first []byte  // the first packet
-	n     int     // datagrams
-	size  int     // payload octets of each but the last
-	total int     // octets
-	ended bool    // nothing may follow
-}
+type datagrams struct{ group }
 
 // begin makes p, a UDP packet, the first packet. right says that look has found its checksum right,
 // and that s is its segment; else begin checks a short packet itself. begin reports whether others
@@ -138,7 +98,7 @@ func (m *datagrams) begin(p []byte, s segment, right bool) bool {
 	if n == 0 || p[0]>>4 == 4 && p[6]&^0x40 != 0 { // DF may be set
 		return false
 	}
-	*m = datagrams{seg: s, first: p, n: 1, size: n, total: len(p)}
+	*m = datagrams{group{seg: s, first: p, n: 1, size: n, total: len(p)}}
 	return true
 }
 
@@ -161,32 +121,14 @@ func (m *datagrams) add(p []byte) bool {
 // sameFlow reports whether p's headers equal those of the first packet, except where they must
 // differ.
 func (m *datagrams) sameFlow(p []byte) bool {
-	f, at := m.first, m.seg.start
-	if !bytes.Equal(f[at:at+udpLength], p[at:at+udpLength]) { // ports
-		return false
-	}
-	if f[0]>>4 != 4 {
-		return bytes.Equal(f[:4], p[:4]) && bytes.Equal(f[6:40], p[6:40])
-	}
-	// Identifications count up, or with DF mean nothing (RFC 6864).
-	counts := p[6] != 0 || binary.BigEndian.Uint16(p[4:]) == binary.BigEndian.Uint16(f[4:])+uint16(m.n)
-	return counts && f[0] == p[0] && f[1] == p[1] && f[6] == p[6] && f[8] == p[8] && bytes.Equal(f[12:20], p[12:20])
+	at := m.seg.start
+	return bytes.Equal(m.first[at:at+udpLength], p[at:at+udpLength]) && m.sameIP(p) // ports
 }
 
 // finish changes the headers of the first packet to those of the GSO packet, and fills in h, which
 // goes before it.
 func (m *datagrams) finish(h *[vnetLen]byte) {
-	p, s := m.first, m.seg
-	s.sum += uint32(m.total - len(p)) // the pseudo-header has the length
-	if p[0]>>4 == 4 {
-		binary.BigEndian.PutUint16(p[2:], uint16(m.total))
-		p[10], p[11] = 0, 0
-		binary.BigEndian.PutUint16(p[10:], ip.Checksum(p[:s.start]))
-	} else {
-		binary.BigEndian.PutUint16(p[4:], uint16(m.total-s.start))
-	}
-	binary.BigEndian.PutUint16(p[s.start+udpLength:], uint16(m.total-s.start))
-	s.mark(h, p)
-	h[1] = vnetUDP
-	binary.NativeEndian.PutUint16(h[4:], uint16(m.size))
+	start := m.seg.start
+	binary.BigEndian.PutUint16(m.first[start+udpLength:], uint16(m.total-start))
+	m.group.finish(h, vnetUDP)
 }

@@ -102,11 +102,8 @@ func Adopt(fd int, o Options) (*File, error) {
 }
 
 func (t *File) takeOver(o Options) error {
-	ifr, err := unix.NewIfreq("")
+	ifr, err := request(t.fd, unix.TUNGETIFF, "", 0)
 	if err != nil {
-		return err
-	}
-	if err := unix.IoctlIfreq(t.fd, unix.TUNGETIFF, ifr); err != nil {
 		return fmt.Errorf("it is no TUN with an interface: %w", err)
 	}
 	t.name = ifr.Name()
@@ -127,10 +124,10 @@ func (t *File) takeOver(o Options) error {
 		}
 		return fmt.Errorf("its flags are 0x%04x, want 0x%04x: %s has changed", have&matter, want, setting)
 	}
-	if persist := have & unix.IFF_PERSIST; persist != 0 {
+	if have&unix.IFF_PERSIST != 0 {
 		return errors.New("it would outlive its process")
 	}
-	return t.begin(nil)
+	return t.begin(0)
 }
 
 // flags finds out whether there may be headers before packets, and returns the flags of the TUN.
@@ -160,31 +157,53 @@ func (t *File) flags(o Options) uint16 {
 }
 
 func (t *File) setup(o Options) error {
-	ifr, err := unix.NewIfreq(o.Name)
-	if err != nil {
+	if len(o.Name) >= unix.IFNAMSIZ {
 		return fmt.Errorf("open TUN %q: name too long", o.Name)
 	}
 	flags := t.flags(o)
 	if o.Queues {
 		flags |= iffExcl
 	}
-	ifr.SetUint16(flags)
-	if err := unix.IoctlIfreq(t.fd, unix.TUNSETIFF, ifr); err != nil {
+	ifr, err := request(t.fd, unix.TUNSETIFF, o.Name, flags)
+	if err != nil {
 		return fmt.Errorf("create TUN %q: %w", o.Name, err)
 	}
 	t.name = ifr.Name()
-	mtu := uint32(o.mtu())
-	return t.begin(&mtu)
+	return t.begin(o.mtu())
 }
 
-// begin makes an attached TUN ready. It sets the MTU unless mtu is nil.
-func (t *File) begin(mtu *uint32) error {
+// begin makes an attached TUN ready. It sets the MTU unless mtu is zero.
+func (t *File) begin(mtu int) error {
 	if t.csum.on {
 		if err := t.vnet(); err != nil {
 			return fmt.Errorf("%s: %w", t.name, err)
 		}
 	}
+	err := t.withIfreq(func(s int, req *unix.Ifreq) error {
+		if err := unix.IoctlIfreq(s, unix.SIOCGIFINDEX, req); err != nil {
+			return fmt.Errorf("index of %s: %w", t.name, err)
+		}
+		t.index = int(req.Uint32())
+		if mtu == 0 {
+			return nil
+		}
+		req.SetUint32(uint32(mtu))
+		if err := unix.IoctlIfreq(s, unix.SIOCSIFMTU, req); err != nil {
+			return fmt.Errorf("set MTU of %s to %d: %w", t.name, mtu, err)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	if t.ended, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		return fmt.Errorf("create eventfd: %w", err)
+	}
+	return nil
+}
 
+// withIfreq calls f with a request that has the name of the interface, and a socket to make it of.
+func (t *File) withIfreq(f func(s int, req *unix.Ifreq) error) error {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return fmt.Errorf("open socket: %w", err)
@@ -194,21 +213,17 @@ func (t *File) begin(mtu *uint32) error {
 	if err != nil {
 		return fmt.Errorf("name %q: %w", t.name, err)
 	}
-	if err := unix.IoctlIfreq(s, unix.SIOCGIFINDEX, req); err != nil {
-		return fmt.Errorf("index of %s: %w", t.name, err)
-	}
-	t.index = int(req.Uint32())
-	if mtu != nil {
-		req.SetUint32(*mtu)
-		if err := unix.IoctlIfreq(s, unix.SIOCSIFMTU, req); err != nil {
-			return fmt.Errorf("set MTU of %s to %d: %w", t.name, *mtu, err)
-		}
-	}
+	return f(s, req)
+}
 
-	if t.ended, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
-		return fmt.Errorf("create eventfd: %w", err)
+// request makes a request of the TUN fd, and returns it with the kernel's answer in it.
+func request(fd int, what uint, name string, flags uint16) (*unix.Ifreq, error) {
+	ifr, err := unix.NewIfreq(name)
+	if err != nil {
+		return nil, err
 	}
-	return nil
+	ifr.SetUint16(flags)
+	return ifr, unix.IoctlIfreq(fd, what, ifr)
 }
 
 // mayVnet finds out whether the kernel can put a header before packets, and handles that header as
@@ -486,11 +501,9 @@ func (t *File) writeMerged(bufs [][]byte, m *merger) (tried int, e unix.Errno) {
 	copy(head[:], m.first[:m.seg.head])
 	var h [vnetLen]byte
 	m.finish(&h)
-	n, e := t.writeGSO(bufs, &h, head[:m.seg.head], &t.tso.noMerge)
+	n, e := t.writeGSO(bufs, &h, head[:m.seg.head], &t.tso.toggle)
 	if n > 1 && e == 0 {
 		t.csum.verified.Add(uint64(n - 1)) // the first is counted
-		t.tso.merged.Add(uint64(n))
-		t.tso.written.Add(1)
 	}
 	return n, e
 }
@@ -502,27 +515,27 @@ func (t *File) writeDatagrams(bufs [][]byte, m *datagrams) (tried int, e unix.Er
 	copy(head[:], m.first[:m.seg.head])
 	var h [vnetLen]byte
 	m.finish(&h)
-	n, e := t.writeGSO(bufs, &h, head[:m.seg.head], &t.uso.noMerge)
-	if n > 1 && e == 0 {
-		t.uso.merged.Add(uint64(n))
-		t.uso.written.Add(1)
-	}
-	return n, e
+	return t.writeGSO(bufs, &h, head[:m.seg.head], &t.uso.toggle)
 }
 
 // writeGSO writes bufs as one GSO packet with header h: the first packet, whose headers are those
 // of the GSO packet, and the payload of the others. If the kernel does not take it, the first
 // packet gets its own headers (head) back and is written alone, unless the interface is down or
 // gone. If the kernel takes that packet, and refused the GSO packet as invalid or too long, writeGSO
-// sets refused.
-func (t *File) writeGSO(bufs [][]byte, h *[vnetLen]byte, head []byte, refused *atomic.Bool) (tried int, e unix.Errno) {
+// sets o.noMerge.
+func (t *File) writeGSO(bufs [][]byte, h *[vnetLen]byte, head []byte, o *toggle) (tried int, e unix.Errno) {
 	var iov [1 + maxMerged]unix.Iovec
 	iov[0] = vec(h[:])
 	iov[1] = vec(bufs[0])
 	for i, b := range bufs[1:] {
 		iov[2+i] = vec(b[len(head):])
 	}
-	if e = t.writev(iov[:1+len(bufs)]); e == 0 || e == unix.EIO || e == unix.EBADFD {
+	switch e = t.writev(iov[:1+len(bufs)]); e {
+	case 0:
+		o.merged.Add(uint64(len(bufs)))
+		o.written.Add(1)
+		return len(bufs), 0
+	case unix.EIO, unix.EBADFD:
 		return len(bufs), e
 	}
 	bad := e == unix.EINVAL || e == unix.EMSGSIZE
@@ -531,7 +544,7 @@ func (t *File) writeGSO(bufs [][]byte, h *[vnetLen]byte, head []byte, refused *a
 	iov[0] = vec(h[:])
 	iov[1] = vec(bufs[0])
 	if e = t.writev(iov[:2]); e == 0 && bad {
-		refused.Store(true)
+		o.noMerge.Store(true)
 	}
 	return 1, e
 }

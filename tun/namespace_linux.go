@@ -18,10 +18,6 @@ func (t *File) Namespace() (fd int, name string, err error) {
 	if t.shut.Load() {
 		return -1, "", os.ErrClosed
 	}
-	ifr, err := unix.NewIfreq("")
-	if err != nil {
-		return -1, "", err
-	}
 	// TUNGETDEVNETNS waits for a move under way, so the name is that before the move or after it.
 	fd, err = unix.IoctlRetInt(t.fd, unix.TUNGETDEVNETNS)
 	switch {
@@ -33,7 +29,8 @@ func (t *File) Namespace() (fd int, name string, err error) {
 	case err != nil:
 		return -1, "", fmt.Errorf("find the network namespace of %s: %w", t.name, err)
 	}
-	if err := unix.IoctlIfreq(t.fd, unix.TUNGETIFF, ifr); err != nil {
+	ifr, err := request(t.fd, unix.TUNGETIFF, "", 0)
+	if err != nil {
 		return -1, "", errors.Join(fmt.Errorf("find the name of %s: %w", t.name, err), unix.Close(fd))
 	}
 	return fd, ifr.Name(), nil

@@ -40,12 +40,7 @@ func (t *File) Queue() (*File, error) {
 // caller must read these queues before. Detached queues stay readable and writable.
 func (t *File) LeaveQueues() error {
 	for _, q := range t.queues {
-		ifr, err := unix.NewIfreq(q.name)
-		if err != nil {
-			return err
-		}
-		ifr.SetUint16(unix.IFF_DETACH_QUEUE)
-		if err := unix.IoctlIfreq(q.fd, unix.TUNSETQUEUE, ifr); err != nil {
+		if _, err := request(q.fd, unix.TUNSETQUEUE, q.name, unix.IFF_DETACH_QUEUE); err != nil {
 			return fmt.Errorf("leave a queue of %s: %w", t.name, err)
 		}
 	}
@@ -54,11 +49,8 @@ func (t *File) LeaveQueues() error {
 
 // join attaches q to the interface of its parent, and to no other.
 func (q *File) join() error {
-	own, err := unix.NewIfreq(q.name)
+	own, err := request(q.parent.fd, unix.TUNGETIFF, q.name, 0)
 	if err != nil {
-		return err
-	}
-	if err := unix.IoctlIfreq(q.parent.fd, unix.TUNGETIFF, own); err != nil {
 		return err
 	}
 	const matter = unix.IFF_TUN | unix.IFF_TAP | unix.IFF_NO_PI | unix.IFF_VNET_HDR | unix.IFF_MULTI_QUEUE
@@ -69,12 +61,7 @@ func (q *File) join() error {
 	if err := q.isHere(); err != nil { // else the kernel would make one
 		return err
 	}
-	ifr, err := unix.NewIfreq(q.name)
-	if err != nil {
-		return err
-	}
-	ifr.SetUint16(flags)
-	if err := unix.IoctlIfreq(q.fd, unix.TUNSETIFF, ifr); err != nil {
+	if _, err := request(q.fd, unix.TUNSETIFF, q.name, flags); err != nil {
 		return err
 	}
 	if err := q.isHere(); err != nil {
@@ -87,22 +74,15 @@ func (q *File) join() error {
 // isHere returns an error unless the interface of that name, in the namespace of this thread, has
 // our index.
 func (q *File) isHere() error {
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("open socket: %w", err)
-	}
-	defer unix.Close(s)
-	req, err := unix.NewIfreq(q.name)
-	if err != nil {
-		return err
-	}
-	if err := unix.IoctlIfreq(s, unix.SIOCGIFINDEX, req); err != nil {
-		return fmt.Errorf("index: %w", err)
-	}
-	if got := int(req.Uint32()); got != q.index {
-		return fmt.Errorf("its index is %d here, and not %d: it is another", got, q.index)
-	}
-	return nil
+	return q.withIfreq(func(s int, req *unix.Ifreq) error {
+		if err := unix.IoctlIfreq(s, unix.SIOCGIFINDEX, req); err != nil {
+			return fmt.Errorf("index: %w", err)
+		}
+		if got := int(req.Uint32()); got != q.index {
+			return fmt.Errorf("its index is %d here, and not %d: it is another", got, q.index)
+		}
+		return nil
+	})
 }
 
 // follow makes q use GSO packets exactly where t does.

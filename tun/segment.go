@@ -51,8 +51,7 @@ type Segments struct {
 // tso is the state behind [Segments].
 type tso struct {
 	toggle
-	noMerge                                 atomic.Bool // the kernel refused a merged packet
-	split, made, merged, written, malformed atomic.Uint64
+	split, made, malformed atomic.Uint64
 
 	rest large  // the GSO packet that is being split; under File.readMu
 	keep []byte // buffer for rest between two reads
@@ -62,11 +61,7 @@ type tso struct {
 // [Options.NoSegments]), and returns the counts of t and its further queues.
 func (t *File) Segments() Segments {
 	s := &t.tso
-	why := s.why
-	if s.noMerge.Load() {
-		why = "the kernel did not take one of ours: no more are put together"
-	}
-	sum := Segments{On: s.on.Load(), Why: why, Split: s.split.Load(), Made: s.made.Load(), Merged: s.merged.Load(),
+	sum := Segments{On: s.on.Load(), Why: s.reason(), Split: s.split.Load(), Made: s.made.Load(), Merged: s.merged.Load(),
 		Written: s.written.Load(), Malformed: s.malformed.Load()}
 	for _, q := range t.queues {
 		more := q.Segments()
@@ -95,33 +90,52 @@ type large struct {
 // asLarge parses p, a GSO packet that the kernel gave with header h. ok reports whether it is
 // valid.
 func asLarge(h *[vnetLen]byte, p []byte) (l large, ok bool) {
-	if h[1] == vnetUDP {
-		return asLargeUDP(h, p)
-	}
-	l = large{p: p, v4: h[1] == vnetTCP4, size: int(binary.NativeEndian.Uint16(h[4:])),
+	l = large{p: p, udp: h[1] == vnetUDP, size: int(binary.NativeEndian.Uint16(h[4:])),
 		tcp: int(binary.NativeEndian.Uint16(h[6:]))}
-	if h[0]&vnetNeedsCsum == 0 || h[1] != vnetTCP4 && h[1] != vnetTCP6 || l.size == 0 ||
-		binary.NativeEndian.Uint16(h[8:]) != tcpSum || len(p) < l.tcp+tcpLen {
+	proto, sumAt, least := byte(protoTCP), tcpSum, tcpLen
+	if l.udp {
+		proto, sumAt, least = protoUDP, udpSum, udpLen
+	}
+	if h[0]&vnetNeedsCsum == 0 || l.size == 0 || int(binary.NativeEndian.Uint16(h[8:])) != sumAt ||
+		len(p) < l.tcp+least || !isBehindIP(p, l.tcp, proto) {
 		return l, false
 	}
-	if l.v4 {
-		if p[0]>>4 != 4 || l.tcp < 20 || int(p[0]&15)*4 != l.tcp || p[9] != protoTCP ||
-			int(binary.BigEndian.Uint16(p[2:])) != len(p) || binary.BigEndian.Uint16(p[6:])&0x3fff != 0 {
-			return l, false
-		}
+	if l.v4 = p[0]>>4 == 4; l.v4 {
 		l.id = binary.BigEndian.Uint16(p[4:])
-	} else if p[0]>>4 != 6 || l.tcp < 40 || (l.tcp == 40) != (p[6] == protoTCP) ||
-		int(binary.BigEndian.Uint16(p[4:])) != len(p)-40 {
-		return l, false
 	}
 	t := p[l.tcp:]
-	if l.head = l.tcp + int(t[tcpOffset]>>4)*4; l.head < l.tcp+tcpLen || l.head >= len(p) {
+	if l.head = l.tcp + udpLen; !l.udp {
+		l.head = l.tcp + int(t[tcpOffset]>>4)*4
+		l.seq, l.flags = binary.BigEndian.Uint32(t[tcpSeq:]), t[tcpFlags]
+	}
+	if l.head < l.tcp+least || l.head >= len(p) || !l.udp && h[1] != tcpType(p) {
 		return l, false
 	}
-	l.at, l.seq, l.flags = l.head, binary.BigEndian.Uint32(t[tcpSeq:]), t[tcpFlags]
+	l.at = l.head
 	// The field holds the sum of the pseudo-header, which has the length in it.
-	l.sum = uint32(binary.BigEndian.Uint16(t[tcpSum:])) + uint32(^uint16(len(t)))
+	l.sum = uint32(binary.BigEndian.Uint16(t[sumAt:])) + uint32(^uint16(len(t)))
 	return l, true
+}
+
+// isBehindIP reports whether the IP packet p is whole, and no fragment, and its header of protocol
+// proto can be at offset at.
+func isBehindIP(p []byte, at int, proto byte) bool {
+	switch p[0] >> 4 {
+	case 4:
+		return at >= 20 && int(p[0]&15)*4 == at && p[9] == proto &&
+			int(binary.BigEndian.Uint16(p[2:])) == len(p) && binary.BigEndian.Uint16(p[6:])&0x3fff == 0
+	case 6:
+		return at >= 40 && (at == 40) == (p[6] == proto) && int(binary.BigEndian.Uint16(p[4:])) == len(p)-40
+	}
+	return false
+}
+
+// tcpType returns the type of a GSO packet of TCP with the IP header of p.
+func tcpType(p []byte) byte {
+	if p[0]>>4 == 4 {
+		return vnetTCP4
+	}
+	return vnetTCP6
 }
 
 // more reports whether a packet is left.
@@ -213,16 +227,50 @@ func (s *tso) resume(bufs [][]byte, sizes []int) (n int) {
 	return n
 }
 
-// A merger is a GSO packet of TCP for the kernel that is being merged from packets in a row.
-type merger struct {
+// A group is a GSO packet for the kernel that is being merged from packets in a row.
+type group struct {
 	seg   segment // of the first packet
 	first []byte  // the first packet
 	n     int     // packets
 	size  int     // payload octets of each but the last
 	total int     // octets
-	seq   uint32  // of the packet that may follow
-	push  bool    // the last one has PSH
 	ended bool    // nothing may follow
+}
+
+// sameIP reports whether p's IP header equals that of the first packet, except where it must
+// differ.
+func (g *group) sameIP(p []byte) bool {
+	f := g.first
+	if p[0]>>4 != 4 {
+		return bytes.Equal(f[:4], p[:4]) && bytes.Equal(f[6:40], p[6:40])
+	}
+	// Identifications count up, or with DF mean nothing (RFC 6864).
+	counts := p[6] != 0 || binary.BigEndian.Uint16(p[4:]) == binary.BigEndian.Uint16(f[4:])+uint16(g.n)
+	return counts && f[0] == p[0] && f[1] == p[1] && f[6] == p[6] && f[8] == p[8] && bytes.Equal(f[12:20], p[12:20])
+}
+
+// finish changes the IP header of the first packet to that of the GSO packet, and fills in h, which
+// goes before it.
+func (g *group) finish(h *[vnetLen]byte, gsoType byte) {
+	p, s := g.first, g.seg
+	s.sum += uint32(g.total - len(p)) // the pseudo-header has the length
+	if p[0]>>4 == 4 {
+		binary.BigEndian.PutUint16(p[2:], uint16(g.total))
+		p[10], p[11] = 0, 0
+		binary.BigEndian.PutUint16(p[10:], ip.Checksum(p[:s.start]))
+	} else {
+		binary.BigEndian.PutUint16(p[4:], uint16(g.total-s.start))
+	}
+	s.mark(h, p)
+	h[1] = gsoType
+	binary.NativeEndian.PutUint16(h[4:], uint16(g.size))
+}
+
+// A merger is a group of TCP packets.
+type merger struct {
+	group
+	seq  uint32 // of the packet that may follow
+	push bool   // the last one has PSH
 }
 
 // begin makes p, whose checksum is right, the first packet. It reports whether
@@ -236,7 +284,8 @@ func (m *merger) begin(p []byte, s segment) bool {
 	if t[tcpFlags] != tcpACK || congested(p) {
 		return false
 	}
-	*m = merger{seg: s, first: p, n: 1, size: n, total: len(p), seq: binary.BigEndian.Uint32(t[tcpSeq:]) + uint32(n)}
+	*m = merger{group: group{seg: s, first: p, n: 1, size: n, total: len(p)},
+		seq: binary.BigEndian.Uint32(t[tcpSeq:]) + uint32(n)}
 	return true
 }
 
@@ -284,18 +333,6 @@ func (m *merger) add(p []byte) bool {
 	return true
 }
 
-// sameIP reports whether p's IP header equals that of the first packet, except where it must
-// differ.
-func (m *merger) sameIP(p []byte) bool {
-	f := m.first
-	if p[0]>>4 != 4 {
-		return bytes.Equal(f[:4], p[:4]) && bytes.Equal(f[7:40], p[7:40])
-	}
-	// Identifications count up, or with DF mean nothing (RFC 6864).
-	counts := p[6] != 0 || binary.BigEndian.Uint16(p[4:]) == binary.BigEndian.Uint16(f[4:])+uint16(m.n)
-	return counts && f[0] == p[0] && f[1] == p[1] && f[6] == p[6] && f[8] == p[8] && bytes.Equal(f[12:20], p[12:20])
-}
-
 // sameTCP reports whether t is the first packet's TCP header, but for sequence
 // number, flags and checksum.
 func (m *merger) sameTCP(t []byte) bool {
@@ -307,20 +344,8 @@ func (m *merger) sameTCP(t []byte) bool {
 // finish changes the headers of the first packet to those of the GSO packet, and fills in h, which
 // goes before it.
 func (m *merger) finish(h *[vnetLen]byte) {
-	p, s := m.first, m.seg
-	s.sum += uint32(m.total - len(p)) // the pseudo-header has the length
-	h[1] = vnetTCP6
-	if p[0]>>4 == 4 {
-		h[1] = vnetTCP4
-		binary.BigEndian.PutUint16(p[2:], uint16(m.total))
-		p[10], p[11] = 0, 0
-		binary.BigEndian.PutUint16(p[10:], ip.Checksum(p[:s.start]))
-	} else {
-		binary.BigEndian.PutUint16(p[4:], uint16(m.total-s.start))
-	}
 	if m.push {
-		p[s.start+tcpFlags] |= tcpPSH
+		m.first[m.seg.start+tcpFlags] |= tcpPSH
 	}
-	s.mark(h, p)
-	binary.NativeEndian.PutUint16(h[4:], uint16(m.size))
+	m.group.finish(h, tcpType(m.first))
 }

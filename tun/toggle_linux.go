@@ -11,6 +11,17 @@ type toggle struct {
 	why    string // why it is off, or what is doubtful
 	cannot string // why it can never be on; empty if it can
 	doubt  string // what is doubtful while it is on
+
+	noMerge         atomic.Bool // the kernel refused a merged packet
+	merged, written atomic.Uint64
+}
+
+// reason returns why it is off, or what is doubtful.
+func (o *toggle) reason() string {
+	if o.noMerge.Load() {
+		return "the kernel did not take one of ours: no more are put together"
+	}
+	return o.why
 }
 
 // judged takes the result of a trial.
@@ -58,16 +69,17 @@ func (t *File) SetGSO(segments, datagrams bool) {
 
 // offerGSO sets in the kernel what is on, and switches off what the kernel refuses.
 func (t *File) offerGSO() {
-	if t.uso.on.Load() {
+	for _, o := range []struct {
+		*toggle
+		name string
+	}{{&t.uso.toggle, "UDP"}, {&t.tso.toggle, "TCP"}} {
+		if !o.on.Load() {
+			continue
+		}
 		e := t.offload(t.features())
 		if e == 0 {
 			return
 		}
-		t.uso.fail("the kernel does not give UDP in GSO packets: " + e.Error())
-	}
-	if t.tso.on.Load() {
-		if e := t.offload(t.features()); e != 0 {
-			t.tso.fail("the kernel does not give TCP in GSO packets: " + e.Error())
-		}
+		o.fail("the kernel does not give " + o.name + " in GSO packets: " + e.Error())
 	}
 }

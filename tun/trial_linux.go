@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -82,48 +83,55 @@ func trial() (checksums, segments, datagrams error) {
 // tryChecksums tests that a packet from the kernel gets the right checksum, that the kernel trusts
 // us when we call a packet right, and that it drops a packet with a wrong checksum.
 func (t *File) tryChecksums() error {
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return fmt.Errorf("open socket: %w", err)
-	}
-	defer unix.Close(s)
-	if err := t.up(s); err != nil {
+	if err := t.withIfreq(setUp); err != nil {
 		return err
 	}
-	wait := unix.NsecToTimeval(int64(trialWait))
-	if err := errors.Join(unix.Bind(s, &unix.SockaddrInet4{Port: 9, Addr: trialOurs}),
-		unix.SetsockoptTimeval(s, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
-		return fmt.Errorf("bind socket: %w", err)
+	s, err := trialSocket(unix.SOCK_DGRAM, "bind socket")
+	if err != nil {
+		return err
 	}
+	defer unix.Close(s)
 	if err := t.tryWrite(s); err != nil {
 		return err
 	}
 	return t.tryRead(s)
 }
 
-// up gives the interface its address and sets it up. s is any socket.
-func (t *File) up(s int) error {
-	req, err := unix.NewIfreq(t.name)
-	if err != nil {
-		return err
-	}
-	if err := req.SetInet4Addr(trialOurs[:]); err != nil {
-		return err
-	}
-	if err := unix.IoctlIfreq(s, unix.SIOCSIFADDR, req); err != nil {
-		return fmt.Errorf("set address: %w", err)
-	}
-	if err := req.SetInet4Addr(trialTheirs[:]); err != nil {
-		return err
-	}
-	if err := unix.IoctlIfreq(s, unix.SIOCSIFDSTADDR, req); err != nil {
-		return fmt.Errorf("set the other address: %w", err)
+// setUp gives the interface of req its address and sets it up.
+func setUp(s int, req *unix.Ifreq) error {
+	for _, a := range []struct {
+		what string
+		addr [4]byte
+		set  uint
+	}{{"set address", trialOurs, unix.SIOCSIFADDR}, {"set the other address", trialTheirs, unix.SIOCSIFDSTADDR}} {
+		if err := req.SetInet4Addr(a.addr[:]); err != nil {
+			return err
+		}
+		if err := unix.IoctlIfreq(s, a.set, req); err != nil {
+			return fmt.Errorf("%s: %w", a.what, err)
+		}
 	}
 	req.SetUint16(unix.IFF_UP | unix.IFF_RUNNING)
 	if err := unix.IoctlIfreq(s, unix.SIOCSIFFLAGS, req); err != nil {
 		return fmt.Errorf("set up: %w", err)
 	}
 	return nil
+}
+
+// trialSocket opens a socket of that type, which waits for trialWait at most, on our address. what
+// it is bound for is for people.
+func trialSocket(typ int, what string) (int, error) {
+	s, err := unix.Socket(unix.AF_INET, typ|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open socket: %w", err)
+	}
+	wait := unix.NsecToTimeval(int64(trialWait))
+	if err := errors.Join(unix.Bind(s, &unix.SockaddrInet4{Port: 9, Addr: trialOurs}),
+		unix.SetsockoptTimeval(s, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
+		unix.Close(s)
+		return -1, fmt.Errorf("%s: %w", what, err)
+	}
+	return s, nil
 }
 
 // tryWrite gives the kernel a packet whose checksum is wrong and one whose is
@@ -217,14 +225,11 @@ func (e *trialPeer) packet(flags byte, payload []byte) []byte {
 	b := make([]byte, 40+len(payload))
 	ipHeader(b, protoTCP)
 	t := b[20:]
-	binary.BigEndian.PutUint16(t, 9)
-	binary.BigEndian.PutUint16(t[2:], 9)
 	binary.BigEndian.PutUint32(t[tcpSeq:], e.seq)
 	binary.BigEndian.PutUint32(t[8:], e.ack)
 	t[tcpOffset], t[tcpFlags], t[14] = 5<<4, flags, 0xff
 	copy(t[20:], payload)
-	sum := ip.Sum(protoTCP+uint32(len(t)), b[12:20])
-	binary.BigEndian.PutUint16(t[tcpSum:], ^uint16(ip.Sum(sum, t)))
+	seal(b, tcpSum)
 	e.seq += uint32(len(payload))
 	return b
 }
@@ -233,14 +238,12 @@ func (e *trialPeer) packet(flags byte, payload []byte) []byte {
 // packet. In the other direction, the GSO packets that the kernel gives must split into the right
 // packets.
 func (t *File) trySegments() error {
-	l, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	l, err := trialSocket(unix.SOCK_STREAM, "listen")
 	if err != nil {
-		return fmt.Errorf("open socket: %w", err)
+		return err
 	}
 	defer unix.Close(l)
-	wait := unix.NsecToTimeval(int64(trialWait))
-	if err := errors.Join(unix.Bind(l, &unix.SockaddrInet4{Port: 9, Addr: trialOurs}), unix.Listen(l, 1),
-		unix.SetsockoptTimeval(l, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
+	if err := unix.Listen(l, 1); err != nil {
 		return fmt.Errorf("listen: %w", err)
 	}
 	// BBR sends single packets to a peer that is slow to answer, as we are on a busy machine. Every
@@ -327,39 +330,51 @@ func (t *File) trySplit(s int, peer *trialPeer, data []byte) error {
 		}
 		return have == len(got), nil
 	})
+	return splitWell(err, got, data, &t.tso.split, "nothing came in GSO packets")
+}
+
+// splitWell returns why the kernel's GSO packets were not split as they should: reading them ended
+// with err, got came of the data that were sent, and split counts the GSO packets, without which the
+// reason is none.
+func splitWell(err error, got, data []byte, split *atomic.Uint64, none string) error {
 	switch {
 	case err != nil:
 		return err
 	case !bytes.Equal(got, data):
 		return errors.New("what was split did not come as it was")
-	case t.tso.split.Load() == 0:
-		return errors.New("nothing came in GSO packets")
+	case split.Load() == 0:
+		return errors.New(none)
 	}
 	return nil
 }
 
-// ipHeader writes the IPv4 header of a packet from trialTheirs to trialOurs into b, which is the
-// whole packet.
+// ipHeader writes the IPv4 header and the ports of a packet from trialTheirs to trialOurs into b,
+// which is the whole packet.
 func ipHeader(b []byte, proto byte) {
 	copy(b, []byte{0x45, 0, 0, 0, 0, 0, 0x40, 0, 64, proto, 0, 0})
 	copy(b[12:], trialTheirs[:])
 	copy(b[16:], trialOurs[:])
 	binary.BigEndian.PutUint16(b[2:], uint16(len(b)))
 	binary.BigEndian.PutUint16(b[10:], ip.Checksum(b[:20]))
+	binary.BigEndian.PutUint16(b[20:], 9)
+	binary.BigEndian.PutUint16(b[22:], 9)
+}
+
+// seal puts the checksum of what is behind the IP header of b into the field at offset at there.
+func seal(b []byte, at int) {
+	sum := ip.Sum(uint32(b[9])+uint32(len(b)-20), b[12:20])
+	binary.BigEndian.PutUint16(b[20+at:], ^uint16(ip.Sum(sum, b[20:])))
 }
 
 // trialPacket returns a UDP packet to trialOurs with n octets of payload and a checksum.
 func trialPacket(n int) []byte {
 	b := make([]byte, 28+n)
-	ipHeader(b, 17)
+	ipHeader(b, protoUDP)
 	udp := b[20:]
-	binary.BigEndian.PutUint16(udp, 9)
-	binary.BigEndian.PutUint16(udp[2:], 9)
-	binary.BigEndian.PutUint16(udp[4:], uint16(len(udp)))
+	binary.BigEndian.PutUint16(udp[udpLength:], uint16(len(udp)))
 	for i := range n {
 		udp[8+i] = byte(i)
 	}
-	sum := ip.Sum(17+uint32(len(udp)), b[12:20])
-	binary.BigEndian.PutUint16(udp[6:], ^uint16(ip.Sum(sum, udp)))
+	seal(b, udpSum)
 	return b
 }

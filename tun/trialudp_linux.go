@@ -15,16 +15,11 @@ const trialSegment = 1000
 // and must arrive as four. Then a program sends four in one call, and they must come out of the TUN
 // as four packets.
 func (t *File) tryDatagrams() error {
-	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	s, err := trialSocket(unix.SOCK_DGRAM, "bind socket")
 	if err != nil {
-		return fmt.Errorf("open socket: %w", err)
+		return err
 	}
 	defer unix.Close(s)
-	wait := unix.NsecToTimeval(int64(trialWait))
-	if err := errors.Join(unix.Bind(s, &unix.SockaddrInet4{Port: 9, Addr: trialOurs}),
-		unix.SetsockoptTimeval(s, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)); err != nil {
-		return fmt.Errorf("bind socket: %w", err)
-	}
 	if err := t.tryGathered(s); err != nil {
 		return err
 	}
@@ -81,13 +76,5 @@ func (t *File) tryCut(s int) error {
 		got = append(got, p[28:]...)
 		return len(got) >= len(data), nil
 	})
-	switch {
-	case err != nil:
-		return err
-	case !bytes.Equal(got, data):
-		return errors.New("what was split did not come as it was")
-	case t.uso.split.Load() == 0:
-		return errors.New("nothing came as one GSO packet")
-	}
-	return nil
+	return splitWell(err, got, data, &t.uso.split, "nothing came as one GSO packet")
 }

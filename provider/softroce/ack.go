@@ -1,6 +1,9 @@
 package softroce
 
-import "time"
+import (
+	"slices"
+	"time"
+)
 
 const (
 	// ackWithin is how many packets of a queue pair wait for one ACK at most: a quarter of
@@ -15,10 +18,8 @@ const (
 // answer in the same call (Output decides). If maxDelayed queue pairs wait already, the
 // ACK leaves at once. The caller holds q.mu.
 func (r *receiver) delayACK(q *qp, now time.Time) {
-	for _, o := range r.delayed {
-		if o == q {
-			return
-		}
+	if slices.Contains(r.delayed, q) {
+		return
 	}
 	if len(r.delayed) == maxDelayed {
 		q.eng.UrgeAck()

@@ -4,10 +4,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
-	"ipoibcm/hostnet"
 	"ipoibcm/verbs"
 )
 
@@ -70,7 +68,7 @@ func (s *sender) connectedFD(p *path) (fd int) {
 
 // mayConnect reports whether p may have a connected socket.
 func (s *sender) mayConnect(p *path) bool {
-	return p.v6 && s.gso && !s.dev.noConnect.Load() && !p.attr.DGID.IsMulticast()
+	return p.v6 && s.gso && !s.dev.isOff(connected) && !p.attr.DGID.IsMulticast()
 }
 
 // startConnect begins to open a connected socket for p. The caller holds s.mu.
@@ -85,7 +83,7 @@ func (s *sender) startConnect(p *path) {
 // because it takes long and has to enter the network namespace of the device.
 func (s *sender) connectFor(p *path) {
 	class := p.class()
-	fd, err := s.connectIn(s.dev.monitor.ns, p, class)
+	fd, err := s.dev.inNamespace(func() (int, error) { return s.connect(p, class) })
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.busy = false
@@ -93,7 +91,7 @@ func (s *sender) connectFor(p *path) {
 	case err != nil:
 		s.dev.count.connectFailed.Add(1)
 		s.dev.log.Debug("no connected socket", "dgid", p.attr.DGID, "err", err)
-	case s.fd < 0 || s.dev.noConnect.Load() || p.class() != class || p.ifindex != s.dev.ifindex.Load() || !s.dev.port.Load().has(p.attr.SGID):
+	case s.fd < 0 || s.dev.isOff(connected) || p.class() != class || p.ifindex != s.dev.ifindex.Load() || !s.dev.port.Load().has(p.attr.SGID):
 		unix.Close(fd) // too late: s, p or the port has changed
 	default:
 		s.disconnect()
@@ -144,35 +142,15 @@ var _ verbs.Trimmer = (*Device)(nil)
 // Trim implements [verbs.Trimmer]: it closes the connected sockets.
 func (d *Device) Trim() { d.disconnectAll() }
 
-// connectIn calls connect in the network namespace ns.
-func (s *sender) connectIn(ns netns.NsHandle, p *path, class uint8) (fd int, err error) {
-	err = hostnet.InNamespace(ns, func() (err error) {
-		fd, err = s.connect(p, class)
-		return err
-	})
-	if err != nil {
-		return -1, err
-	}
-	return fd, nil
-}
-
 // connect opens a socket for p on the source port of s.
 func (s *sender) connect(p *path, class uint8) (int, error) {
-	fd, err := newSocket(s.v6, s.dev.opts.Underlay)
-	if err != nil {
-		return -1, err
-	}
-	if err := s.connectTo(fd, p, class); err != nil {
-		unix.Close(fd)
-		return -1, err
-	}
-	return fd, nil
+	return openSocket(s.v6, s.dev.opts.Underlay, func(fd int) error { return s.connectTo(fd, p, class) })
 }
 
 func (s *sender) connectTo(fd int, p *path, class uint8) error {
 	d := s.dev
 	opts := append(sendOptions(s.v6, false, int(d.ifindex.Load())),
-		sockopt{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1, "SO_REUSEADDR", false},
+		reuseAddr,
 		sockopt{unix.IPPROTO_IPV6, unix.IPV6_TCLASS, int(class), "IPV6_TCLASS", false},
 		sockopt{unix.IPPROTO_IPV6, unix.IPV6_UNICAST_HOPS, int(p.attr.HopLimit), "IPV6_UNICAST_HOPS", false})
 	if err := setAll(fd, opts); err != nil {
@@ -210,21 +188,21 @@ func (d *Device) tryConnect() {
 		d.offloadOff(connected, switchedOff)
 		return
 	}
-	if len(d.senders6) == 0 {
+	if len(d.sendersOf(true)) == 0 {
 		d.offloadOff(connected, onlyIPv6)
 		return
 	}
-	own := d.port.Load().gidOf(false)
+	own, fd := d.port.Load().gidOf(false), -1
 	if own.IsZero() {
 		return // an IPv6 address may come later; without one there is nothing to try
 	}
 	p, err := d.newPath(verbs.AHAttr{DGID: own, SGID: own}, false, 0, 0)
 	if err == nil {
-		var fd int
-		if fd, err = p.sender.connect(p, p.class()); err == nil {
-			unix.Close(fd)
-			return
-		}
+		fd, err = p.sender.connect(p, p.class())
+	}
+	if err == nil {
+		unix.Close(fd)
+		return
 	}
 	d.count.connectFailed.Add(1)
 	d.log.Warn("an offload does not work and is not used", "offload", offloadNames[connected].what, "err", err)

@@ -110,7 +110,7 @@ func TestConnected(t *testing.T) {
 	// Class and hop limit are those of the path.
 	p, err := b.newPath(verbs.AHAttr{DGID: a.Port().GIDs[0], TrafficClass: 0x48, HopLimit: 7}, false, 1, 2)
 	must(t, err)
-	own, err := p.sender.connectIn(b.monitor.ns, p, p.class())
+	own, err := b.inNamespace(func() (int, error) { return p.sender.connect(p, p.class()) })
 	must(t, err)
 	defer unix.Close(own)
 	class, _ := unix.GetsockoptInt(own, unix.IPPROTO_IPV6, unix.IPV6_TCLASS)
@@ -136,7 +136,7 @@ func TestConnected(t *testing.T) {
 	// that is somebody else's.
 	before := descriptors(t)
 	p.attr.SGID = gid("fd00::77")
-	if _, err := p.sender.connectIn(b.monitor.ns, p, p.class()); err == nil {
+	if _, err := b.inNamespace(func() (int, error) { return p.sender.connect(p, p.class()) }); err == nil {
 		t.Error("a socket bound to an address that is not there")
 	}
 	if now := descriptors(t); !slices.Equal(now, before) {

@@ -1,6 +1,7 @@
 package softroce
 
 import (
+	"slices"
 	"sync/atomic"
 
 	"ipoibcm/counters"
@@ -68,9 +69,8 @@ func (d *Device) Counters(f func(name string, value uint64)) {
 	ofThreads := d.ofThreads()
 	counters.Each(&ofThreads, f)
 	counters.Each(&d.count, f)
-	var sums [3]engine.Counters
 	d.mu.Lock()
-	sums = d.retired
+	sums := d.retired
 	d.mu.Unlock()
 	for _, q := range d.qps.all() {
 		q.mu.Lock()
@@ -84,15 +84,9 @@ func (d *Device) Counters(f func(name string, value uint64)) {
 	}
 }
 
-func transportIndex(t ib.Transport) int {
-	switch t {
-	case ib.RC:
-		return 0
-	case ib.UC:
-		return 1
-	}
-	return 2
-}
+var transports = [...]ib.Transport{ib.RC, ib.UC, ib.UD}
+
+func transportIndex(t ib.Transport) int { return slices.Index(transports[:], t) }
 
 // retire adds the counters of q, which is being destroyed, to the sums of the device. The
 // caller holds q.mu.

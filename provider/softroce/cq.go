@@ -1,11 +1,24 @@
 package softroce
 
 import (
+	"math/bits"
 	"sync"
 	"sync/atomic"
 
 	"ipoibcm/verbs"
 )
+
+// A bell wakes the goroutine that receives from it. It rings for the next receive if there is none now.
+type bell chan struct{}
+
+func newBell() bell { return make(bell, 1) }
+
+func (b bell) ring() {
+	select {
+	case b <- struct{}{}:
+	default: // a wake-up is pending already
+	}
+}
 
 // A cq is a completion queue. A goroutine adds completions while it holds the lock of a QP,
 // and calls notify after it has released the lock.
@@ -17,8 +30,8 @@ type cq struct {
 	ring       []verbs.WC // length is a power of two
 	head, tail uint32     // count up for ever
 
-	pending atomic.Bool   // something was added since the user was last notified
-	wake    chan struct{} // holds at most one
+	pending atomic.Bool // something was added since the user was last notified
+	wake    bell
 	gone    chan struct{} // closed by Destroy
 
 	ready  func()
@@ -30,11 +43,8 @@ type cq struct {
 var _ verbs.CallbackCQ = (*cq)(nil)
 
 func newCQ(th *thread, depth int) *cq {
-	n := 16
-	for n < depth {
-		n *= 2
-	}
-	return &cq{dev: th.dev, th: th, ring: make([]verbs.WC, n), wake: make(chan struct{}, 1), gone: make(chan struct{}), idle: make(chan struct{})}
+	ring := make([]verbs.WC, max(16, 1<<bits.Len(uint(depth-1))))
+	return &cq{dev: th.dev, th: th, ring: ring, wake: newBell(), gone: make(chan struct{}), idle: make(chan struct{})}
 }
 
 // add appends wc. The ring grows when it is full: a completion that is lost would leave a
@@ -108,10 +118,7 @@ func (c *cq) notify(direct bool) {
 	}
 	switch {
 	case c.ready == nil:
-		select {
-		case c.wake <- struct{}{}:
-		default: // a wake-up is pending already
-		}
+		c.wake.ring()
 	case direct:
 		c.run()
 	default:

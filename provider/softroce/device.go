@@ -20,8 +20,10 @@ import (
 	"encoding/binary"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"weak"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -66,13 +68,8 @@ type Device struct {
 	whyFewer     string
 	whyUnsteered atomic.Pointer[string]
 	class        atomic.Uint32 // traffic class of paths that have none of their own
-	noGSO        atomic.Bool
-	noGRO        atomic.Bool
-	whyOff       [offloads]atomic.Pointer[string] // why an offload is off, or was not tried
+	offload      [offloads]offloadState
 
-	noHold     atomic.Bool
-	noSpin     atomic.Bool
-	noConnect  atomic.Bool
 	connecting sync.WaitGroup // goroutines that open connected sockets
 	maxHolding int            // fewer threads of the process than this may hold a P
 	tap        events.Tap
@@ -84,11 +81,10 @@ type Device struct {
 	dropHook atomic.Pointer[func(udp []byte) bool]
 
 	receivers []*receiver
-	ports     [2]portSet // by familyIndex: source ports that are ours
-	senders   []*sender  // all, each at its index
-	senders4  []*sender
-	senders6  []*sender
-	sender6UD *sender // IPv6 UD packets that may be fragmented leave by it
+	ports     [2]portSet   // by familyIndex: source ports that are ours
+	senders   []*sender    // all, each at its index
+	pools     [2][]*sender // by familyIndex: those that paths choose from
+	sender6UD *sender      // IPv6 UD packets that may be fragmented leave by it
 	monitor   *monitor
 	routes    routeMTUs
 
@@ -98,13 +94,13 @@ type Device struct {
 	wg sync.WaitGroup
 
 	mu      sync.Mutex
-	retired [3]engine.Counters // of destroyed queue pairs, by transportIndex
+	retired [len(transports)]engine.Counters // of destroyed queue pairs, by transportIndex
 	events  *events.Queue
 
 	notes struct { // completion queues whose handlers the notifier is to run
 		mu   sync.Mutex
 		list []*cq
-		wake chan struct{}
+		wake bell
 	}
 }
 
@@ -114,21 +110,21 @@ var _ verbs.Provider = (*Device)(nil)
 // and fails if there is none then.
 func Open(opts Options) (*Device, error) {
 	if opts.GUID == 0 {
-		var b [8]byte
-		opts.random(b[:])
-		opts.GUID = ib.GUID(binary.BigEndian.Uint64(b[:])&^(1<<56) | 1<<57) // locally administered, unicast
+		opts.GUID = ib.GUID(random64()&^(1<<56) | 1<<57) // locally administered, unicast
 	}
 	d := &Device{opts: opts, pkeys: opts.pkeys()}
 	d.events = events.NewQueue(&d.count.eventsDropped)
 	d.log = opts.log().With("underlay", opts.Underlay)
-	d.mem.Init(d.opts.random)
+	d.mem.Init(random)
 	d.early.full = &d.count.rxEarly
 	d.groups.dev, d.routes.dev = d, d
+	d.groups.table.Store(&map[ib.GID][]*qp{})
+	d.routes.known = make(map[[2]ib.GID]weak.Pointer[routeMTU])
 	d.gsi = newGSI(d)
 	for i := range opts.threads() {
 		d.threads = append(d.threads, newThread(d, i))
 	}
-	d.notes.wake = make(chan struct{}, 1)
+	d.notes.wake = newBell()
 	d.tryOffloads()
 	if err := d.open(); err != nil {
 		d.release()
@@ -167,8 +163,8 @@ func (d *Device) open() error {
 		return fmt.Errorf("underlay %s: MTU %d is too small for any path MTU", d.opts.Underlay, p.UnderMTU)
 	}
 	for _, th := range d.threads {
-		if err := th.open(); err != nil {
-			return err
+		if th.writable, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
+			return fmt.Errorf("create epoll: %w", err)
 		}
 	}
 	defer d.dropSockets()
@@ -222,7 +218,7 @@ func (d *Device) Close() error {
 	for _, th := range d.threads {
 		close(th.timers.stop)
 	}
-	d.wakeUp()
+	d.notes.wake.ring()
 	d.release()
 	return nil
 }
@@ -343,7 +339,7 @@ func (d *Device) CreateQP(init verbs.QPInit) (verbs.QP, error) {
 	if init.Transport == ib.UD {
 		q.udPkts = make([]engine.Packet, udOutput)
 	}
-	err := d.qps.insert(q, init.QPN, d.steer(q), d.opts.random, func(n ib.QPN) {
+	err := d.qps.insert(q, init.QPN, d.steer(q), random, func(n ib.QPN) {
 		cfg.QPN = n
 		q.eng = engine.New(cfg)
 	})
@@ -377,12 +373,7 @@ func (d *Device) SetTap(t verbs.Tap) { d.tap.Set(t) }
 
 // matchPKey reports whether k matches an entry of our table.
 func (d *Device) matchPKey(k ib.PKey) bool {
-	for _, own := range d.pkeys {
-		if k.Match(own) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(d.pkeys, k.Match)
 }
 
 // notify makes the notifier's goroutine run the handler of c.
@@ -390,14 +381,7 @@ func (d *Device) notify(c *cq) {
 	d.notes.mu.Lock()
 	d.notes.list = append(d.notes.list, c)
 	d.notes.mu.Unlock()
-	d.wakeUp()
-}
-
-func (d *Device) wakeUp() {
-	select {
-	case d.notes.wake <- struct{}{}:
-	default:
-	}
+	d.notes.wake.ring()
 }
 
 // notifier runs the handlers of the completion queues that Device.notify was called for:

@@ -35,9 +35,7 @@ var (
 
 func newGSI(d *Device) *gsi {
 	next := func(o ratelimit.Options) *ratelimit.Limiter {
-		var b [16]byte
-		d.opts.random(b[:])
-		return ratelimit.New(o, [2]uint64{native.Uint64(b[:8]), native.Uint64(b[8:])})
+		return ratelimit.New(o, [2]uint64{random64(), random64()})
 	}
 	return &gsi{dev: d, in: make(chan *verbs.MAD, madQueue), asks: next(askRate), answers: next(answerRate)}
 }

@@ -59,25 +59,22 @@ func (d *Device) Freeze() (fds []int, err error) {
 	return fds, err
 }
 
-// adopt returns a socket of Options.Sockets that suits r. It trusts none of them: each
-// is checked as if another program had made it.
-func (d *Device) adopt(r *receiver) (int, bool) {
+// adopt returns a socket of Options.Sockets that suits r, -1 if there is none. It trusts none of
+// them: each is checked as if another program had made it.
+func (d *Device) adopt(r *receiver) int {
 	for i, fd := range d.opts.Sockets {
 		if fd < 0 {
 			continue
 		}
 		if err := r.suits(fd); err != nil {
 			d.log.Debug("a socket does not suit", "fd", fd, "error", err)
-			continue
+		} else if r.prepare(fd) == nil {
+			d.opts.Sockets[i] = -1
+			d.adopted = true
+			return fd
 		}
-		if err := r.prepare(fd); err != nil {
-			continue
-		}
-		d.opts.Sockets[i] = -1
-		d.adopted = true
-		return fd, true
 	}
-	return -1, false
+	return -1
 }
 
 // dropSockets closes those of Options.Sockets that no receiver took.
@@ -124,11 +121,10 @@ func (r *receiver) suits(fd int) error {
 	case *unix.SockaddrInet4:
 		addr, port = netip.AddrFrom4(at.Addr), at.Port
 	}
-	want := r.addr
 	if addr.IsUnspecified() {
 		addr = netip.Addr{}
 	}
-	if addr != want || port != int(opts.udpPort()) {
+	if addr != r.addr || port != int(opts.udpPort()) {
 		return fmt.Errorf("bound to %v port %d", addr, port)
 	}
 	return r.deviceOf(fd)

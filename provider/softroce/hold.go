@@ -37,7 +37,7 @@ func (r *receiver) poll(fds []unix.PollFd, limit time.Duration) error {
 			limit = holdMax
 		}
 	}
-	if spins = spins && hold && !r.dev.noSpin.Load(); spins && r.spin(fds) {
+	if spins = spins && hold && !r.dev.isOff(busyPoll); spins && r.spin(fds) {
 		return nil
 	}
 	if r.keeps {
@@ -82,7 +82,7 @@ func holdOne(most int) bool {
 // mayHold reports whether r polls a descriptor of the user and was active within holdFor.
 // It is false while holding is switched off.
 func (r *receiver) mayHold() bool {
-	if r.dev.noHold.Load() || r.polled.Load() == nil {
+	if r.dev.isOff(hold) || r.polled.Load() == nil {
 		return false
 	}
 	now := time.Now()

@@ -3,6 +3,7 @@ package softroce
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -25,12 +26,7 @@ type groups struct {
 }
 
 // members returns the queue pairs attached to mgid. It takes no lock.
-func (g *groups) members(mgid ib.GID) []*qp {
-	if t := g.table.Load(); t != nil {
-		return (*t)[mgid]
-	}
-	return nil
-}
+func (g *groups) members(mgid ib.GID) []*qp { return (*g.table.Load())[mgid] }
 
 func (g *groups) attach(mgid ib.GID, q *qp) error {
 	if !mgid.IsMulticast() && !slices.Contains(g.dev.Port().GIDs, mgid) {
@@ -40,10 +36,8 @@ func (g *groups) attach(mgid ib.GID, q *qp) error {
 	defer g.mu.Unlock()
 	next := g.copy()
 	list := next[mgid]
-	for _, m := range list {
-		if m == q {
-			return nil
-		}
+	if slices.Contains(list, q) {
+		return nil
 	}
 	if len(list) == 0 {
 		if len(next) >= maxGroups {
@@ -53,7 +47,7 @@ func (g *groups) attach(mgid ib.GID, q *qp) error {
 			return err
 		}
 	}
-	next[mgid] = append(append([]*qp(nil), list...), q)
+	next[mgid] = append(slices.Clone(list), q)
 	g.table.Store(&next)
 	return nil
 }
@@ -81,17 +75,11 @@ func (g *groups) detachAll(q *qp) {
 }
 
 func (g *groups) drop(t map[ib.GID][]*qp, mgid ib.GID, q *qp) bool {
-	var rest []*qp
-	for _, m := range t[mgid] {
-		if m != q {
-			rest = append(rest, m)
-		}
-	}
-	if len(rest) == len(t[mgid]) {
+	i := slices.Index(t[mgid], q)
+	if i < 0 {
 		return false
 	}
-	t[mgid] = rest
-	if len(rest) == 0 {
+	if t[mgid] = slices.Delete(slices.Clone(t[mgid]), i, i+1); len(t[mgid]) == 0 {
 		delete(t, mgid)
 		_ = g.dev.membership(mgid, false) // the membership may be gone with the link
 	}
@@ -102,7 +90,7 @@ func (g *groups) drop(t map[ib.GID][]*qp, mgid ib.GID, q *qp) bool {
 func (g *groups) rejoin() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	for mgid := range g.copy() {
+	for mgid := range *g.table.Load() {
 		_ = g.dev.membership(mgid, false)
 		if err := g.dev.membership(mgid, true); err != nil {
 			g.dev.count.joinErrors.Add(1)
@@ -111,15 +99,7 @@ func (g *groups) rejoin() {
 	}
 }
 
-func (g *groups) copy() map[ib.GID][]*qp {
-	next := make(map[ib.GID][]*qp)
-	if t := g.table.Load(); t != nil {
-		for k, v := range *t {
-			next[k] = v
-		}
-	}
-	return next
-}
+func (g *groups) copy() map[ib.GID][]*qp { return maps.Clone(*g.table.Load()) }
 
 // membership joins or leaves mgid on the socket that takes groups in. A GID of
 // our own needs no membership.
@@ -131,22 +111,17 @@ func (d *Device) membership(mgid ib.GID, join bool) error {
 	if r == nil {
 		return fmt.Errorf("%w: no socket for group %v on %s", verbs.ErrInvalid, mgid, d.opts.Underlay)
 	}
+	name4, name6 := unix.IP_ADD_MEMBERSHIP, unix.IPV6_JOIN_GROUP
+	if !join {
+		name4, name6 = unix.IP_DROP_MEMBERSHIP, unix.IPV6_LEAVE_GROUP
+	}
 	var err error
-	if r.v6 {
-		m := &unix.IPv6Mreq{Multiaddr: mgid, Interface: uint32(d.ifindex.Load())}
-		name := unix.IPV6_JOIN_GROUP
-		if !join {
-			name = unix.IPV6_LEAVE_GROUP
-		}
-		err = unix.SetsockoptIPv6Mreq(r.fd, unix.IPPROTO_IPV6, name, m)
+	if ifindex := d.ifindex.Load(); r.v6 {
+		m := &unix.IPv6Mreq{Multiaddr: mgid, Interface: uint32(ifindex)}
+		err = unix.SetsockoptIPv6Mreq(r.fd, unix.IPPROTO_IPV6, name6, m)
 	} else {
-		m := &unix.IPMreqn{Ifindex: d.ifindex.Load()}
-		copy(m.Multiaddr[:], mgid[12:])
-		name := unix.IP_ADD_MEMBERSHIP
-		if !join {
-			name = unix.IP_DROP_MEMBERSHIP
-		}
-		err = unix.SetsockoptIPMreqn(r.fd, unix.IPPROTO_IP, name, m)
+		m := &unix.IPMreqn{Multiaddr: [4]byte(mgid[12:]), Ifindex: ifindex}
+		err = unix.SetsockoptIPMreqn(r.fd, unix.IPPROTO_IP, name4, m)
 	}
 	if join && d.adopted && errors.Is(err, unix.EADDRINUSE) {
 		return nil // the socket was a member when it was taken over

@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/hostnet"
-	"ipoibcm/ib"
 	"ipoibcm/verbs"
 )
 
@@ -36,28 +35,30 @@ type monitor struct {
 	broken bool // the sockets are bound to a network device that is gone
 }
 
-func newMonitor(d *Device) (*monitor, error) {
+// newMonitor opens a monitor. After an error its result is there for close only.
+func newMonitor(d *Device) (m *monitor, err error) {
+	m = &monitor{dev: d, ns: netns.None()}
+	if m.nl, err = subscribe("netlink", unix.RTMGRP_LINK|unix.RTMGRP_IPV4_IFADDR|unix.RTMGRP_IPV6_IFADDR); err != nil {
+		return m, err
+	}
+	if m.ns, err = netns.Get(); err != nil {
+		return m, fmt.Errorf("find network namespace: %w", err)
+	}
+	m.routes, err = subscribe("routes", unix.RTMGRP_IPV4_ROUTE|unix.RTMGRP_IPV6_ROUTE)
+	return m, err
+}
+
+// subscribe opens a netlink socket that is notified of changes by groups, which what names.
+func subscribe(what string, groups uint32) (*os.File, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open netlink: %w", err)
 	}
-	groups := uint32(unix.RTMGRP_LINK | unix.RTMGRP_IPV4_IFADDR | unix.RTMGRP_IPV6_IFADDR)
 	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
 		unix.Close(fd)
-		return nil, fmt.Errorf("subscribe to netlink: %w", err)
+		return nil, fmt.Errorf("subscribe to %s: %w", what, err)
 	}
-	ns, err := netns.Get()
-	if err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("find network namespace: %w", err)
-	}
-	routes, err := newRouteSocket()
-	if err != nil {
-		unix.Close(fd)
-		_ = ns.Close()
-		return nil, err
-	}
-	return &monitor{dev: d, nl: os.NewFile(uintptr(fd), "netlink"), ns: ns, routes: routes}, nil
+	return os.NewFile(uintptr(fd), "netlink"), nil
 }
 
 // run calls refresh after every burst of changes, and from time to time while m.broken is set,
@@ -79,13 +80,11 @@ func (m *monitor) run() {
 func (m *monitor) watch() {
 	buf, wait := make([]byte, 1<<16), reopenFirst
 	for {
-		again := time.Time{}
+		again, next := time.Time{}, reopenFirst
 		if m.broken {
-			again = time.Now().Add(wait)
-			wait = min(2*wait, reopenMax)
-		} else {
-			wait = reopenFirst
+			again, next = time.Now().Add(wait), min(2*wait, reopenMax)
 		}
+		wait = next
 		_ = m.nl.SetReadDeadline(again)
 		_, err := m.nl.Read(buf)
 		for err == nil || errors.Is(err, unix.ENOBUFS) { // ENOBUFS: we missed some, so look
@@ -127,41 +126,33 @@ func (d *Device) refresh() {
 		}
 	}
 	d.port.Store(now)
-	if now.Active != old.Active || !slices.Equal(now.GIDs, old.GIDs) {
+	moved := !slices.Equal(now.GIDs, old.GIDs)
+	if now.Active != old.Active || moved {
 		d.disconnectAll()
 	}
-	if now.Active != old.Active {
-		if now.Active {
-			d.log.Info("port up", "gids", now.GIDs)
-			d.groups.rejoin()
-			d.events.Tell(verbs.Event{Kind: verbs.PortActive, Text: "underlay " + d.opts.Underlay + " is usable"})
-		} else {
-			d.log.Warn("port down", "gids", now.GIDs)
-			text := cmp.Or(why, "underlay "+d.opts.Underlay+" is down")
-			if len(now.GIDs) == 0 {
-				text = "underlay " + d.opts.Underlay + " has no usable address"
-			}
-			d.events.Tell(verbs.Event{Kind: verbs.PortError, Text: text})
-		}
-	}
-	if now.Active && old.Active && (reopened || !slices.Equal(now.GIDs, old.GIDs)) {
+	if now.Active && (!old.Active || reopened || moved) {
 		d.groups.rejoin()
 	}
-	if !slices.Equal(now.GIDs, old.GIDs) {
+	switch {
+	case now.Active == old.Active:
+	case now.Active:
+		d.log.Info("port up", "gids", now.GIDs)
+		d.events.Tell(verbs.Event{Kind: verbs.PortActive, Text: "underlay " + d.opts.Underlay + " is usable"})
+	default:
+		d.log.Warn("port down", "gids", now.GIDs)
+		text := cmp.Or(why, "underlay "+d.opts.Underlay+" is down")
+		if len(now.GIDs) == 0 {
+			text = "underlay " + d.opts.Underlay + " has no usable address"
+		}
+		d.events.Tell(verbs.Event{Kind: verbs.PortError, Text: text})
+	}
+	if moved {
 		d.log.Info("GIDs changed", "gids", now.GIDs)
-		d.events.Tell(verbs.Event{Kind: verbs.GIDChange, Text: fmt.Sprint(gidStrings(now.GIDs))})
+		d.events.Tell(verbs.Event{Kind: verbs.GIDChange, Text: fmt.Sprint(now.GIDs)})
 	}
 	if now.UnderMTU != old.UnderMTU {
 		d.log.Info("underlay MTU changed", "mtu", now.UnderMTU)
 		d.events.Tell(verbs.Event{Kind: verbs.MTUChange, Text: fmt.Sprintf("underlay MTU %d", now.UnderMTU)})
 	}
 	d.routes.reread() // when a device goes down the kernel removes its routes without a message
-}
-
-func gidStrings(gids []ib.GID) []string {
-	var s []string
-	for _, g := range gids {
-		s = append(s, g.String())
-	}
-	return s
 }

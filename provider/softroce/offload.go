@@ -22,14 +22,12 @@ const (
 // switches off what fails. It decides on held waits and busy polling too.
 func (d *Device) tryOffloads() {
 	d.SetTrafficClass(d.opts.TrafficClass)
-	d.noGSO.Store(d.opts.NoGSO)
-	d.noGRO.Store(d.opts.NoGRO)
-	for i, off := range []bool{d.opts.NoGSO, d.opts.NoGRO} {
+	for i, off := range [...]bool{gso: d.opts.NoGSO, gro: d.opts.NoGRO} {
 		if off {
 			d.offloadOff(i, switchedOff)
-			continue
+		} else {
+			d.tryOffload(i)
 		}
-		d.tryOffload(i)
 	}
 	d.tryHold()
 	d.trySpin()
@@ -50,7 +48,7 @@ func (d *Device) tryOffload(i int) {
 	switch err := test(i == gso, i == gro); {
 	case errors.Is(err, ErrLoopback):
 		text := "not tried, because " + err.Error()
-		d.whyOff[i].Store(&text)
+		d.offload[i].why.Store(&text)
 	case err != nil:
 		d.count.selfTestFailed[i].Add(1)
 		d.log.Warn("an offload does not work and is not used", "offload", offloadNames[i].what, "err", err)
@@ -65,25 +63,24 @@ func (d *Device) SetOffload(name string, on bool) {
 	if i != gso && i != gro && i != connected {
 		return
 	}
-	if off := d.isOff(i); off.Load() == !on || d.closing.Load() {
+	o := &d.offload[i]
+	if o.off.Load() == !on || d.closing.Load() {
 		return
-	} else if on {
-		d.whyOff[i].Store(nil)
-		off.Store(false)
-		if i != connected {
-			d.tryOffload(i)
-		} else if len(d.senders6) == 0 {
-			d.offloadOff(i, onlyIPv6)
-		}
-	} else {
-		d.offloadOff(i, switchedOff)
 	}
-	if i == connected && !on {
-		for _, s := range d.senders {
-			s.mu.Lock()
-			s.disconnect()
-			s.mu.Unlock()
-		}
+	switch {
+	case !on:
+		d.offloadOff(i, switchedOff)
+	case i == connected && len(d.sendersOf(true)) == 0:
+		d.offloadOff(i, onlyIPv6)
+	default:
+		o.why.Store(nil)
+		o.off.Store(false)
+	}
+	switch {
+	case i == connected && !on:
+		d.disconnectAll()
+	case i != connected && on:
+		d.tryOffload(i)
 	}
 	if i == gro {
 		for _, r := range d.receivers {
@@ -95,15 +92,19 @@ func (d *Device) SetOffload(name string, on bool) {
 // SetTrafficClass implements [verbs.Tuner].
 func (d *Device) SetTrafficClass(class uint8) { d.class.Store(uint32(class)) }
 
-// isOff returns the flag that switches offload i off.
-func (d *Device) isOff(i int) *atomic.Bool {
-	return [...]*atomic.Bool{gso: &d.noGSO, gro: &d.noGRO, hold: &d.noHold, busyPoll: &d.noSpin, connected: &d.noConnect}[i]
+// An offloadState says whether an offload is off, and why it is, or was not tried.
+type offloadState struct {
+	off atomic.Bool
+	why atomic.Pointer[string]
 }
+
+// isOff reports whether offload i is off.
+func (d *Device) isOff(i int) bool { return d.offload[i].off.Load() }
 
 // offloadOff switches offload i off and notes why.
 func (d *Device) offloadOff(i int, why string) {
-	d.isOff(i).Store(true)
-	d.whyOff[i].Store(&why)
+	d.offload[i].off.Store(true)
+	d.offload[i].why.Store(&why)
 }
 
 var offloadNames = [...]struct{ name, what string }{
@@ -113,18 +114,15 @@ var offloadNames = [...]struct{ name, what string }{
 
 // Offloads implements [verbs.Offloader].
 func (d *Device) Offloads() []verbs.Offload {
+	n := d.ofThreads()
+	uses := [...]uint64{gso: n.txBatches, gro: n.rxChains, hold: n.rxHeld, busyPoll: n.rxSpinHits,
+		connected: n.txConnected}
 	out := make([]verbs.Offload, len(offloadNames))
-	for i, n := range offloadNames {
-		out[i] = verbs.Offload{Name: n.name, What: n.what}
-		if why := d.whyOff[i].Load(); why != nil {
+	for i, o := range offloadNames {
+		out[i] = verbs.Offload{Name: o.name, What: o.what, On: !d.isOff(i), Uses: uses[i]}
+		if why := d.offload[i].why.Load(); why != nil {
 			out[i].Why = *why
 		}
 	}
-	n := d.ofThreads()
-	out[gso].On, out[gso].Uses = !d.noGSO.Load(), n.txBatches
-	out[gro].On, out[gro].Uses = !d.noGRO.Load(), n.rxChains
-	out[hold].On, out[hold].Uses = !d.noHold.Load(), n.rxHeld
-	out[busyPoll].On, out[busyPoll].Uses = !d.noSpin.Load(), n.rxSpinHits
-	out[connected].On, out[connected].Uses = !d.noConnect.Load(), n.txConnected
 	return out
 }

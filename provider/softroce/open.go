@@ -1,7 +1,6 @@
 package softroce
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -23,12 +22,10 @@ func (d *Device) openSockets(p *portState) error {
 		if !fixed.IsZero() && fixed.Is4() == v6 {
 			continue
 		}
-		err := d.openFamily(v6, fixed)
-		if err != nil && p.gidOf(!v6).IsZero() {
+		switch err := d.openFamily(v6, fixed); {
+		case err != nil && p.gidOf(!v6).IsZero():
 			d.log.Debug("family not usable", "ipv6", v6, "error", err) // IPv6 may be off altogether
-			continue
-		}
-		if err != nil {
+		case err != nil:
 			return err
 		}
 	}
@@ -52,27 +49,23 @@ func (d *Device) openFamily(v6 bool, fixed ib.GID) error {
 	}
 	// Senders of the other family open their sockets at first use: as a rule no peer on a
 	// link has that family.
-	now := v6 != d.firstGID.Is4()
+	now, pool := v6 != d.firstGID.Is4(), &d.pools[familyIndex(v6)]
 	for i := range max(senderCount(), len(d.threads)) {
 		s, err := d.newSender(d.threads[i%len(d.threads)], v6, false, now)
 		if err != nil {
 			return err
 		}
-		if v6 {
-			d.senders6 = append(d.senders6, s)
-		} else {
-			d.senders4 = append(d.senders4, s)
-		}
+		*pool = append(*pool, s)
 	}
+	var err error
 	if v6 {
-		s, err := d.newSender(d.threads[0], v6, true, now)
-		if err != nil {
-			return err
-		}
-		d.sender6UD = s
+		d.sender6UD, err = d.newSender(d.threads[0], v6, true, now)
 	}
-	return nil
+	return err
 }
+
+// sendersOf returns the senders that paths of a family choose from.
+func (d *Device) sendersOf(v6 bool) []*sender { return d.pools[familyIndex(v6)] }
 
 // senderCount returns how many sending sockets each family gets: an eighth of the descriptors
 // that the process may have, sendersPerFamily at most. openFamily opens at least one for each
@@ -87,65 +80,54 @@ func senderCount() int {
 
 func (d *Device) openReceiver(th *thread, v6 bool, addr netip.Addr, mcast, share bool) error {
 	r := &receiver{dev: d, th: th, fd: -1, writable: -1, v6: v6, mcast: mcast, addr: addr, share: share}
-	fd, ok := -1, false
 	if th.index == 0 { // packets at the other old sockets are for queue pairs that are gone
-		fd, ok = d.adopt(r)
+		r.fd = d.adopt(r)
 	}
-	if !ok {
-		var err error
-		if fd, err = r.socket(); err != nil {
+	var err error
+	if r.fd < 0 {
+		if r.fd, err = r.socket(); err != nil {
 			return err
 		}
 	}
-	r.fd = fd
-	if err := r.newWake(); err != nil {
-		unix.Close(fd)
-		return err
+	if r.wakeFD, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
+		unix.Close(r.fd)
+		return fmt.Errorf("create eventfd: %w", err)
 	}
 	d.receivers = append(d.receivers, r)
 	return nil
 }
 
 // socket opens the socket of r.
-func (r *receiver) socket() (fd int, err error) {
+func (r *receiver) socket() (int, error) {
 	d := r.dev
-	if fd, err = newSocket(r.v6, d.opts.Underlay); err != nil {
-		return -1, err
-	}
-	if err := r.prepare(fd); err != nil {
-		unix.Close(fd)
-		return -1, err
-	}
-	defer func() {
-		if err != nil {
-			unix.Close(fd)
+	return openSocket(r.v6, d.opts.Underlay, func(fd int) error {
+		if err := r.prepare(fd); err != nil {
+			return err
 		}
-	}()
-	port := d.opts.udpPort()
-	if r.th.index > 0 {
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1); err != nil {
-			return -1, fmt.Errorf("set SO_REUSEPORT: %w", err)
+		port := d.opts.udpPort()
+		err := unix.Bind(fd, sockaddr(r.v6, r.addr, port, int(d.ifindex.Load())))
+		switch {
+		case errors.Is(err, unix.EADDRINUSE):
+			return fmt.Errorf("UDP port %d on %s is taken, by another agent or by a kernel RDMA device (rdma_rxe): %w", port, d.opts.Underlay, err)
+		case err != nil:
+			return fmt.Errorf("bind UDP port %d on %s: %w", port, d.opts.Underlay, err)
 		}
-	}
-	if err := unix.Bind(fd, sockaddr(r.v6, r.addr, port, int(d.ifindex.Load()))); err != nil {
-		if errors.Is(err, unix.EADDRINUSE) {
-			return -1, fmt.Errorf("UDP port %d on %s is taken, by another agent or by a kernel RDMA device (rdma_rxe): %w", port, d.opts.Underlay, err)
-		}
-		return -1, fmt.Errorf("bind UDP port %d on %s: %w", port, d.opts.Underlay, err)
-	}
-	return fd, nil
+		return nil
+	})
 }
 
 // prepare sets the options of a socket of r.
 func (r *receiver) prepare(fd int) error {
 	d := r.dev
-	if err := setAll(fd, recvOptions(r.v6)); err != nil {
-		return err
-	}
+	opts := recvOptions(r.v6)
 	if r.share {
-		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
-			return fmt.Errorf("set SO_REUSEADDR: %w", err)
-		}
+		opts = append(opts, reuseAddr)
+	}
+	if r.th.index > 0 {
+		opts = append(opts, reusePort)
+	}
+	if err := setAll(fd, opts); err != nil {
+		return err
 	}
 	d.count.recvBufferAsked.Store(uint64(d.opts.recvBuffer()))
 	d.count.recvBuffer.Store(uint64(setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, d.opts.recvBuffer())))
@@ -156,7 +138,7 @@ func (r *receiver) prepare(fd int) error {
 // setGRO makes the kernel merge packets that arrive at fd, unless UDP_GRO is off.
 func (r *receiver) setGRO(fd int) {
 	d := r.dev
-	if d.noGRO.Load() {
+	if d.isOff(gro) {
 		_ = unix.SetsockoptInt(fd, unix.IPPROTO_UDP, optUDPGRO, 0) // it may have been on before
 	} else if unix.SetsockoptInt(fd, unix.IPPROTO_UDP, optUDPGRO, 1) != nil {
 		d.count.groRefused.Add(1)
@@ -167,12 +149,10 @@ func (r *receiver) setGRO(fd int) {
 // newSender makes a sender. If now is true it opens the socket at once, else newPath does.
 func (d *Device) newSender(th *thread, v6, fragment, now bool) (*sender, error) {
 	s := &sender{dev: d, th: th, v6: v6, gso: !fragment, fd: -1, guard: -1, index: int32(len(d.senders))}
-	if now {
-		if err := s.open(); err != nil {
-			return nil, err
-		}
-	}
 	d.senders = append(d.senders, s)
+	if now {
+		return s, s.open()
+	}
 	return s, nil
 }
 
@@ -186,17 +166,22 @@ func (s *sender) open() error {
 	case s.dev.closing.Load():
 		return verbs.ErrClosed
 	}
-	var fd int
-	err := hostnet.InNamespace(s.dev.monitor.ns, func() (err error) {
-		fd, err = s.socket()
-		return err
-	})
+	fd, err := s.dev.inNamespace(s.socket)
 	if err != nil {
 		return err
 	}
 	s.dev.ports[familyIndex(s.v6)].add(s.port)
 	s.fd = fd
 	return nil
+}
+
+// inNamespace opens a socket in the network namespace of the device.
+func (d *Device) inNamespace(open func() (int, error)) (fd int, err error) {
+	err = hostnet.InNamespace(d.monitor.ns, func() (err error) {
+		fd, err = open()
+		return err
+	})
+	return fd, err
 }
 
 // A portSet is the source ports of a family. It only grows, and receivers read it without
@@ -231,49 +216,39 @@ func familyIndex(v6 bool) int {
 	return 0
 }
 
-// socket opens the socket of s on an unpredictable source port of 0xc000 to 0xffff. If s
-// had a port it keeps that, because the ICRC of its connections covers it.
-func (s *sender) socket() (int, error) {
+// socket opens the socket of s.
+func (s *sender) socket() (int, error) { return openSocket(s.v6, s.dev.opts.Underlay, s.prepare) }
+
+// prepare sets the options of a socket of s, and binds it to an unpredictable source port of
+// 0xc000 to 0xffff. If s had a port it keeps that, because the ICRC of its connections covers it.
+func (s *sender) prepare(fd int) (err error) {
 	d := s.dev
-	fd, err := newSocket(s.v6, d.opts.Underlay)
-	if err != nil {
-		return -1, err
-	}
-	if err := setAll(fd, sendOptions(s.v6, !s.gso, int(d.ifindex.Load()))); err != nil {
-		unix.Close(fd)
-		return -1, err
+	opts := sendOptions(s.v6, !s.gso, int(d.ifindex.Load()))
+	if err := setAll(fd, append(opts, reuseAddr)); err != nil { // a connected socket will share the port
+		return err
 	}
 	d.count.sendBufferAsked.Store(uint64(d.opts.sendBuffer()))
 	d.count.sendBuffer.Store(uint64(setBuffer(fd, unix.SO_SNDBUFFORCE, unix.SO_SNDBUF, d.opts.sendBuffer())))
-	// A connected socket will share the port.
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
-		unix.Close(fd)
-		return -1, fmt.Errorf("set SO_REUSEADDR: %w", err)
-	}
 	// No packet is for these sockets: let the kernel throw away what comes.
 	_ = setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, 0)
 	port := s.port
 	for range 64 {
 		if s.port == 0 {
-			var b [2]byte
-			d.opts.random(b[:])
-			port = binary.BigEndian.Uint16(b[:]) | 0xc000
+			port = uint16(random64()) | 0xc000
 		}
 		if err = unix.Bind(fd, sockaddr(s.v6, netip.Addr{}, port, 0)); !errors.Is(err, unix.EADDRINUSE) || s.port != 0 {
 			break
 		}
 	}
 	if err != nil {
-		unix.Close(fd)
-		return -1, fmt.Errorf("bind a source port: %w", err)
+		return fmt.Errorf("bind a source port: %w", err)
 	}
 	s.port = port
 	if err := s.openGuard(); err != nil {
-		unix.Close(fd)
-		return -1, err
+		return err
 	}
 	share(false, fd, s.guard)
-	return fd, nil
+	return nil
 }
 
 // share sets whether further sockets may bind the port of fds. It is on only while we
@@ -299,22 +274,19 @@ func (s *sender) openGuard() error {
 		return nil
 	}
 	s.closeGuard()
-	fd, err := newSocket(false, s.dev.opts.Underlay)
-	if err != nil {
-		return err
-	}
-	err = setAll(fd, []sockopt{discover4(unix.IP_PMTUDISC_INTERFACE),
-		{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1, "SO_REUSEADDR", false}})
-	if err == nil {
-		_ = setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, 0)
-		err = unix.Bind(fd, sockaddr(false, netip.Addr{}, s.port, 0))
-	}
-	if err != nil {
-		unix.Close(fd)
-		return fmt.Errorf("guard source port %d: %w", s.port, err)
-	}
-	s.guard = fd
-	return nil
+	var err error
+	s.guard, err = openSocket(false, s.dev.opts.Underlay, func(fd int) error {
+		err := setAll(fd, []sockopt{discover4(unix.IP_PMTUDISC_INTERFACE), reuseAddr})
+		if err == nil {
+			_ = setBuffer(fd, unix.SO_RCVBUFFORCE, unix.SO_RCVBUF, 0)
+			err = unix.Bind(fd, sockaddr(false, netip.Addr{}, s.port, 0))
+		}
+		if err != nil {
+			return fmt.Errorf("guard source port %d: %w", s.port, err)
+		}
+		return nil
+	})
+	return err
 }
 
 func (s *sender) closeGuard() {
@@ -406,10 +378,7 @@ func closeUnder(old int) error {
 // pickSender chooses a sender of th by port, the source port that the flow has by the
 // generic rule. It returns nil if the family is not open.
 func (th *thread) pickSender(v6 bool, port uint16) *sender {
-	all, n := th.dev.senders4, len(th.dev.threads)
-	if v6 {
-		all = th.dev.senders6
-	}
+	all, n := th.dev.sendersOf(v6), len(th.dev.threads)
 	if len(all) == 0 {
 		return nil
 	}

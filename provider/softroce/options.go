@@ -94,9 +94,6 @@ type Options struct {
 	// many hosts: the packets for all of them together would look like a flood.
 	NoLimits bool
 
-	// Rand fills b with unpredictable octets, for QPNs and keys. Nil means
-	// crypto/rand.
-	Rand func(b []byte)
 	// Log gets state changes; nil discards them.
 	Log *slog.Logger
 }
@@ -130,12 +127,13 @@ func (o *Options) pkeys() []ib.PKey {
 	return o.PKeys
 }
 
-func (o *Options) random(b []byte) {
-	if o.Rand != nil {
-		o.Rand(b)
-		return
-	}
-	_, _ = rand.Read(b) // never fails
+// random fills b with unpredictable octets, for QPNs and keys.
+func random(b []byte) { _, _ = rand.Read(b) } // never fails
+
+func random64() uint64 {
+	var b [8]byte
+	random(b[:])
+	return native.Uint64(b[:])
 }
 
 func (o *Options) log() *slog.Logger {

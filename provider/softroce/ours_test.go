@@ -47,7 +47,7 @@ func TestOwnGIDIsNotBelievedOfOthers(t *testing.T) {
 	if n := a.threads[0].count.rxPackets.Load(); n != 0 {
 		t.Errorf("%d packets were taken, want 0", n)
 	}
-	s := a.senders4[0]
+	s := a.sendersOf(false)[0]
 	must(t, unix.Sendto(s.fd, pkt[at:], 0, sockaddr(false, own, a.opts.udpPort(), 0)))
 	for end := time.Now().Add(10 * time.Second); a.threads[0].count.rxPackets.Load() == 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
@@ -60,10 +60,7 @@ func TestOwnGIDIsNotBelievedOfOthers(t *testing.T) {
 func TestSourcePortsAreOurs(t *testing.T) {
 	for i, f := range families {
 		a, _ := pair(t, f, nil)
-		senders := a.senders4
-		if i == 1 {
-			senders = a.senders6
-		}
+		senders := a.sendersOf(i == 1)
 		all := netip.IPv4Unspecified()
 		if i == 1 {
 			all = netip.IPv6Unspecified()
@@ -110,7 +107,7 @@ func TestSourcePortsOfTheOtherFamily(t *testing.T) {
 		}
 		return n
 	}
-	first, other, to, mine := d.senders6, d.senders4, gid("127.0.0.2"), gid("127.0.0.1")
+	first, other, to, mine := d.sendersOf(true), d.sendersOf(false), gid("127.0.0.2"), gid("127.0.0.1")
 	if d.firstGID.Is4() { // a kernel without IPv6
 		t.Skip("the loopback device has no IPv6")
 	}

@@ -84,9 +84,7 @@ func (th *thread) newPath(attr verbs.AHAttr, ud bool, src, dst ib.QPN) (*path, e
 	case attr.SGID.Is4() != attr.DGID.Is4():
 		return nil, fmt.Errorf("%w: source %v and destination %v of different families", verbs.ErrInvalid, attr.SGID, attr.DGID)
 	}
-	if attr.HopLimit == 0 {
-		attr.HopLimit = defaultHopLimit
-	}
+	attr.HopLimit = cmp.Or(attr.HopLimit, defaultHopLimit)
 	attr.TrafficClass = cmp.Or(attr.TrafficClass, uint8(d.class.Load()))
 	s := th.pickSender(!attr.DGID.Is4(), roce.SourcePort(attr.FlowLabel, src, dst))
 	if s == nil {
@@ -125,7 +123,7 @@ func (p *path) most() int {
 		octets = min(octets, p.route.octets())
 	}
 	if p.v6 {
-		return octets - 40 - 8 - roce.ICRCLen
+		octets -= 20 // its header is so much longer
 	}
 	return octets - 20 - 8 - roce.ICRCLen
 }
@@ -199,21 +197,18 @@ func (p *path) bind() {
 }
 
 func (p *path) address(port uint16) {
+	binary.BigEndian.PutUint16(p.name[2:], port)
 	if !p.v6 {
 		sa := (*unix.RawSockaddrInet4)(unsafe.Pointer(&p.name[0]))
-		sa.Family = unix.AF_INET
-		copy(sa.Addr[:], p.attr.DGID[12:])
-		binary.BigEndian.PutUint16(p.name[2:], port)
+		sa.Family, sa.Addr = unix.AF_INET, [4]byte(p.attr.DGID[12:])
 		p.nameLen = unix.SizeofSockaddrInet4
 		return
 	}
 	sa := (*unix.RawSockaddrInet6)(unsafe.Pointer(&p.name[0]))
-	sa.Family = unix.AF_INET6
-	sa.Addr = p.attr.DGID
+	sa.Family, sa.Addr = unix.AF_INET6, p.attr.DGID
 	if a := p.attr.DGID.Addr(); a.IsLinkLocalUnicast() || a.IsMulticast() {
 		sa.Scope_id = uint32(p.ifindex)
 	}
-	binary.BigEndian.PutUint16(p.name[2:], port)
 	p.nameLen = unix.SizeofSockaddrInet6
 }
 
@@ -224,26 +219,22 @@ func (p *path) control() {
 		at += space
 		return data
 	}
+	level, ofClass, ofHops := int32(unix.IPPROTO_IP), int32(unix.IP_TOS), int32(unix.IP_TTL)
 	if p.v6 {
-		data := put(unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, unix.SizeofInet6Pktinfo)
+		level, ofClass, ofHops = unix.IPPROTO_IPV6, unix.IPV6_TCLASS, unix.IPV6_HOPLIMIT
+		data := put(level, unix.IPV6_PKTINFO, unix.SizeofInet6Pktinfo)
 		copy(data, p.attr.SGID[:])
 		native.PutUint32(data[16:], uint32(p.ifindex))
-		if class != 0 {
-			native.PutUint32(put(unix.IPPROTO_IPV6, unix.IPV6_TCLASS, 4), uint32(class))
-		}
-		if p.attr.HopLimit != defaultHopLimit {
-			native.PutUint32(put(unix.IPPROTO_IPV6, unix.IPV6_HOPLIMIT, 4), uint32(p.attr.HopLimit))
-		}
 	} else {
-		data := put(unix.IPPROTO_IP, unix.IP_PKTINFO, unix.SizeofInet4Pktinfo)
+		data := put(level, unix.IP_PKTINFO, unix.SizeofInet4Pktinfo)
 		native.PutUint32(data, uint32(p.ifindex))
 		copy(data[4:], p.attr.SGID[12:])
-		if class != 0 {
-			native.PutUint32(put(unix.IPPROTO_IP, unix.IP_TOS, 4), uint32(class))
-		}
-		if p.attr.HopLimit != defaultHopLimit {
-			native.PutUint32(put(unix.IPPROTO_IP, unix.IP_TTL, 4), uint32(p.attr.HopLimit))
-		}
+	}
+	if class != 0 {
+		native.PutUint32(put(level, ofClass, 4), uint32(class))
+	}
+	if p.attr.HopLimit != defaultHopLimit {
+		native.PutUint32(put(level, ofHops, 4), uint32(p.attr.HopLimit))
 	}
 	p.ctlLen = at
 	p.segAt = at + unix.CmsgLen(0)

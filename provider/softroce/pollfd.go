@@ -1,7 +1,6 @@
 package softroce
 
 import (
-	"fmt"
 	"sync/atomic"
 	"time"
 
@@ -121,12 +120,4 @@ func (r *receiver) sleep(wait time.Duration) {
 		var b [8]byte
 		_, _ = unix.Read(r.wakeFD, b[:])
 	}
-}
-
-// newWake makes the descriptor that wakes r.
-func (r *receiver) newWake() (err error) {
-	if r.wakeFD, err = unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK); err != nil {
-		return fmt.Errorf("create eventfd: %w", err)
-	}
-	return nil
 }

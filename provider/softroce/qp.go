@@ -31,7 +31,8 @@ type qp struct {
 	eng     *engine.QP
 	path    *path           // RC and UC, from RTR on
 	udPkts  []engine.Packet // UD: room for Output
-	timerAt time.Time       // when the timer entry is due; zero: there is none
+	timerAt time.Time       // when timer is due; zero: it is in no heap
+	timer   timerEntry      // under the lock of th.timers
 	waits   bool            // it waits for room in a socket
 	gone    bool
 }

@@ -3,6 +3,7 @@ package softroce
 import (
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -32,14 +33,18 @@ type qpTable struct {
 }
 
 func (t *qpTable) lookup(n ib.QPN) *qp {
-	b := t.buckets[n%qpBuckets].Load()
-	if b == nil {
-		return nil
-	}
-	for _, q := range *b {
+	for _, q := range t.bucket(n) {
 		if q.qpn == n {
 			return q
 		}
+	}
+	return nil
+}
+
+// bucket returns the queue pairs in the bucket of n.
+func (t *qpTable) bucket(n ib.QPN) []*qp {
+	if b := t.buckets[n%qpBuckets].Load(); b != nil {
+		return *b
 	}
 	return nil
 }
@@ -52,30 +57,20 @@ func (t *qpTable) insert(q *qp, want ib.QPN, c qpnClass, random func([]byte), bu
 	if t.n >= maxQPs {
 		return verbs.ErrNoResources
 	}
-	for want == 0 {
+	if want != 0 && (want <= ib.QPNGSI || want >= ib.QPNMulticast || t.lookup(want) != nil) {
+		return fmt.Errorf("%w: QPN %v cannot be had", verbs.ErrInvalid, want)
+	}
+	for q.qpn = want; q.qpn == 0; {
 		var r [4]byte
 		random(r[:])
 		n := c.of(ib.QPN(binary.LittleEndian.Uint32(r[:])) & ib.QPNMask)
-		if _, tired := t.resting[n]; n <= ib.QPNGSI || n == ib.QPNMulticast || tired || t.lookup(n) != nil {
-			continue
+		if _, tired := t.resting[n]; n > ib.QPNGSI && n != ib.QPNMulticast && !tired && t.lookup(n) == nil {
+			q.qpn = n
 		}
-		q.qpn = n
-		break
-	}
-	if want != 0 {
-		if want <= ib.QPNGSI || want >= ib.QPNMulticast || t.lookup(want) != nil {
-			return fmt.Errorf("%w: QPN %v cannot be had", verbs.ErrInvalid, want)
-		}
-		q.qpn = want
 	}
 	build(q.qpn)
-	b := &t.buckets[q.qpn%qpBuckets]
-	var list []*qp
-	if old := b.Load(); old != nil {
-		list = append(list, *old...)
-	}
-	list = append(list, q)
-	b.Store(&list)
+	list := append(slices.Clone(t.bucket(q.qpn)), q)
+	t.buckets[q.qpn%qpBuckets].Store(&list)
 	t.n++
 	return nil
 }
@@ -83,25 +78,13 @@ func (t *qpTable) insert(q *qp, want ib.QPN, c qpnClass, random func([]byte), bu
 func (t *qpTable) remove(q *qp) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	b := &t.buckets[q.qpn%qpBuckets]
-	old := b.Load()
-	if old == nil {
+	list := slices.Clone(t.bucket(q.qpn))
+	i := slices.Index(list, q)
+	if i < 0 {
 		return
 	}
-	var list []*qp
-	for _, o := range *old {
-		if o != q {
-			list = append(list, o)
-		}
-	}
-	if len(list) == len(*old) {
-		return
-	}
-	if len(list) > 0 {
-		b.Store(&list)
-	} else {
-		b.Store(nil)
-	}
+	list = slices.Delete(list, i, i+1)
+	t.buckets[q.qpn%qpBuckets].Store(&list)
 	t.n--
 	if t.resting == nil {
 		t.resting = make(map[ib.QPN]struct{})
@@ -120,9 +103,7 @@ func (t *qpTable) remove(q *qp) {
 func (t *qpTable) all() []*qp {
 	var qs []*qp
 	for i := range t.buckets {
-		if b := t.buckets[i].Load(); b != nil {
-			qs = append(qs, *b...)
-		}
+		qs = append(qs, t.bucket(ib.QPN(i))...)
 	}
 	return qs
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"math/bits"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -352,12 +353,7 @@ func (r *receiver) release(now time.Time) {
 }
 
 func (r *receiver) touch(c *cq) {
-	for _, t := range r.touched {
-		if t == c {
-			return
-		}
-	}
-	if c.pending.Load() {
+	if c.pending.Load() && !slices.Contains(r.touched, c) {
 		r.touched = append(r.touched, c)
 	}
 }

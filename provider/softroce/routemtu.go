@@ -3,6 +3,7 @@ package softroce
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"os"
 	"sync"
@@ -61,15 +62,8 @@ func (t *routeMTUs) to(src, dst ib.GID) *routeMTU {
 	}
 	r := &routeMTU{src: src, dst: dst}
 	r.mtu.Store(t.read(src, dst))
-	if t.known == nil {
-		t.known = make(map[[2]ib.GID]weak.Pointer[routeMTU])
-	}
 	if t.known[key] = weak.Make(r); len(t.known) > t.clean {
-		for k, p := range t.known {
-			if p.Value() == nil {
-				delete(t.known, k)
-			}
-		}
+		maps.DeleteFunc(t.known, func(_ [2]ib.GID, p weak.Pointer[routeMTU]) bool { return p.Value() == nil })
 		t.clean = 64 + 2*len(t.known)
 	}
 	return r
@@ -126,20 +120,6 @@ func (d *Device) PathMTU(dgid ib.GID) ib.MTU {
 	}
 	octets := d.routes.to(src, dgid).octets()
 	return min(port.MTU, max(ib.MTU256, ib.MTUFromOctets(min(octets, math.MaxUint16)-pathReserve)))
-}
-
-// newRouteSocket opens a netlink socket that is notified of changes of routes.
-func newRouteSocket() (*os.File, error) {
-	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, fmt.Errorf("open netlink: %w", err)
-	}
-	groups := uint32(unix.RTMGRP_IPV4_ROUTE | unix.RTMGRP_IPV6_ROUTE)
-	if err := unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK, Groups: groups}); err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("subscribe to routes: %w", err)
-	}
-	return os.NewFile(uintptr(fd), "netlink"), nil
 }
 
 // watchRoutes reads the routes of paths again after changes, until the socket is

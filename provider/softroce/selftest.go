@@ -38,14 +38,13 @@ func testOffload(gso, gro bool) error {
 	}
 	defer unix.Close(out)
 	if gro {
-		if err := unix.SetsockoptInt(in, unix.IPPROTO_UDP, optUDPGRO, 1); err != nil {
-			return fmt.Errorf("set UDP_GRO: %w", err)
-		}
+		err = setAll(in, []sockopt{{unix.IPPROTO_UDP, optUDPGRO, 1, "UDP_GRO", false}})
 	}
-	if gso {
-		if err := unix.SetsockoptInt(out, unix.IPPROTO_UDP, optUDPSegment, segment); err != nil {
-			return fmt.Errorf("set UDP_SEGMENT: %w", err)
-		}
+	if gso && err == nil {
+		err = setAll(out, []sockopt{{unix.IPPROTO_UDP, optUDPSegment, segment, "UDP_SEGMENT", false}})
+	}
+	if err != nil {
+		return err
 	}
 	any := &unix.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}
 	if err := unix.Bind(in, any); err != nil {
@@ -62,10 +61,10 @@ func testOffload(gso, gro bool) error {
 			err = unix.Sendto(out, rest[:min(segment, len(rest))], 0, to)
 		}
 	}
-	if errors.Is(err, unix.ENETUNREACH) || errors.Is(err, unix.EADDRNOTAVAIL) {
+	switch {
+	case errors.Is(err, unix.ENETUNREACH), errors.Is(err, unix.EADDRNOTAVAIL):
 		return ErrLoopback
-	}
-	if err != nil {
+	case err != nil:
 		return fmt.Errorf("send: %w", err)
 	}
 	var got []byte

@@ -95,7 +95,7 @@ func (s *sender) send(sc *scratch, p *path, pkts []engine.Packet) (tooBig []engi
 			pkts = pkts[1:]
 			continue
 		}
-		if s.gso && !single && !s.dev.noGSO.Load() && p.mayBatch() {
+		if s.gso && !single && !s.dev.isOff(gso) && p.mayBatch() {
 			n = batchLen(p, pkts)
 		}
 		errno := s.sendBatch(sc, p, pkts[:n])

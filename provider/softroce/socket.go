@@ -34,25 +34,31 @@ func setAll(fd int, opts []sockopt) error {
 	return nil
 }
 
-// newSocket opens a UDP socket that is bound to the underlay device.
-func newSocket(v6 bool, dev string) (int, error) {
-	family := unix.AF_INET
+// The options that let a further socket bind a port.
+var (
+	reuseAddr = sockopt{unix.SOL_SOCKET, unix.SO_REUSEADDR, 1, "SO_REUSEADDR", false}
+	reusePort = sockopt{unix.SOL_SOCKET, unix.SO_REUSEPORT, 1, "SO_REUSEPORT", false}
+)
+
+// openSocket opens a UDP socket that is bound to the underlay device, and calls prepare with it. If
+// prepare fails, it closes the socket.
+func openSocket(v6 bool, dev string, prepare func(fd int) error) (int, error) {
+	family, only := unix.AF_INET, []sockopt(nil)
 	if v6 {
-		family = unix.AF_INET6
+		family, only = unix.AF_INET6, []sockopt{{unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1, "IPV6_V6ONLY", false}}
 	}
 	fd, err := unix.Socket(family, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, unix.IPPROTO_UDP)
 	if err != nil {
 		return -1, fmt.Errorf("open UDP socket: %w", err)
 	}
-	if err := unix.BindToDevice(fd, dev); err != nil {
-		unix.Close(fd)
-		return -1, fmt.Errorf("bind UDP socket to %s: %w", dev, err)
+	if err = unix.BindToDevice(fd, dev); err != nil {
+		err = fmt.Errorf("bind UDP socket to %s: %w", dev, err)
+	} else if err = setAll(fd, only); err == nil {
+		err = prepare(fd)
 	}
-	if v6 {
-		if err := unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 1); err != nil {
-			unix.Close(fd)
-			return -1, fmt.Errorf("set IPV6_V6ONLY: %w", err)
-		}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
 	}
 	return fd, nil
 }

@@ -156,10 +156,8 @@ func (d *Device) FilterFlood(known []verbs.DatagramSource) {
 	}
 	if d.sources == nil {
 		d.sources = new(sourceSet)
-		var b [4 * len(d.sources.keys)]byte
-		d.opts.random(b[:])
 		for i := range d.sources.keys {
-			d.sources.keys[i] = binary.LittleEndian.Uint32(b[4*i:]) | 1
+			d.sources.keys[i] = uint32(random64()) | 1
 		}
 	}
 	d.slice = (d.slice + 1) % verbs.FloodSlices
@@ -171,13 +169,10 @@ func (d *Device) FilterFlood(known []verbs.DatagramSource) {
 				s.add(k)
 			}
 		}
-		raw, err := bpf.Assemble(s.program(d.slice))
-		if err != nil {
-			panic("softroce: " + err.Error()) // of our own making
-		}
+		program := assemble(s.program(d.slice))
 		for _, r := range d.receivers {
 			if r.v6 == v6 && r.th.index == 0 { // datagrams come to it
-				r.attach(raw)
+				r.attach(program)
 			}
 		}
 	}
@@ -189,16 +184,11 @@ func (d *Device) FilterFlood(known []verbs.DatagramSource) {
 type filterMark struct{ from, to uint32 }
 
 // attach puts a program on the socket.
-func (r *receiver) attach(p []bpf.RawInstruction) {
-	filter := make([]unix.SockFilter, len(p))
-	for i, in := range p {
-		filter[i] = unix.SockFilter{Code: in.Op, Jt: in.Jt, Jf: in.Jf, K: in.K}
-	}
+func (r *receiver) attach(program *unix.SockFprog) {
 	if m := r.filtered.Load(); m == nil || m.to != math.MaxUint32 {
 		r.filtered.Store(&filterMark{from: r.drops(), to: math.MaxUint32})
 	}
-	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	if unix.SetsockoptSockFprog(r.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &program) != nil {
+	if unix.SetsockoptSockFprog(r.fd, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, program) != nil {
 		r.dev.count.filterErrors.Add(1)
 		r.detach()
 	}

@@ -113,7 +113,7 @@ func (d *Device) trySpin() {
 	switch {
 	case d.opts.BusyPoll <= 0:
 		d.offloadOff(busyPoll, switchedOff)
-	case d.noHold.Load():
+	case d.isOff(hold):
 		d.offloadOff(busyPoll, "waits give their P back")
 	}
 }

@@ -116,9 +116,7 @@ func (d *Device) openSiblings(v6 bool) {
 func (d *Device) admit(v6 bool) error {
 	for _, r := range d.receivers {
 		if r == d.threads[0].eventLoop() && r.v6 == v6 {
-			if err := unix.SetsockoptInt(r.fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1); err != nil {
-				return fmt.Errorf("set SO_REUSEPORT: %w", err)
-			}
+			return setAll(r.fd, []sockopt{reusePort})
 		}
 	}
 	return nil
@@ -129,8 +127,19 @@ func (d *Device) steerSockets() {
 	if len(d.threads) == 1 {
 		return
 	}
-	r := d.threads[0].eventLoop()
-	raw, err := bpf.Assemble(steering(len(d.threads)))
+	r, program := d.threads[0].eventLoop(), assemble(steering(len(d.threads)))
+	d.whyUnsteered.Store(nil)
+	err := unix.SetsockoptSockFprog(r.fd, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF, program)
+	if err != nil {
+		d.log.Warn("packets come to any data thread", "error", err)
+		why := "SO_ATTACH_REUSEPORT_CBPF: " + err.Error()
+		d.whyUnsteered.Store(&why)
+	}
+}
+
+// assemble returns a program of our own for the kernel.
+func assemble(p []bpf.Instruction) *unix.SockFprog {
+	raw, err := bpf.Assemble(p)
 	if err != nil {
 		panic("softroce: " + err.Error()) // of our own making
 	}
@@ -138,14 +147,7 @@ func (d *Device) steerSockets() {
 	for i, in := range raw {
 		filter[i] = unix.SockFilter{Code: in.Op, Jt: in.Jt, Jf: in.Jf, K: in.K}
 	}
-	program := unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
-	d.whyUnsteered.Store(nil)
-	err = unix.SetsockoptSockFprog(r.fd, unix.SOL_SOCKET, unix.SO_ATTACH_REUSEPORT_CBPF, &program)
-	if err != nil {
-		d.log.Warn("packets come to any data thread", "error", err)
-		why := "SO_ATTACH_REUSEPORT_CBPF: " + err.Error()
-		d.whyUnsteered.Store(&why)
-	}
+	return &unix.SockFprog{Len: uint16(len(filter)), Filter: &filter[0]}
 }
 
 // steering returns the program. It sees the UDP payload and returns the number of a

@@ -56,18 +56,11 @@ type threadCounts[C any] struct {
 
 func newThread(d *Device, index int) *thread {
 	th := &thread{dev: d, index: index, writable: -1, cqs: make(map[*cq]struct{})}
-	th.timers.wake, th.timers.stop = make(chan struct{}, 1), make(chan struct{})
+	th.timers.wake, th.timers.stop = newBell(), make(chan struct{})
 	return th
 }
 
-// open makes the descriptors of th, and close closes them.
-func (th *thread) open() (err error) {
-	if th.writable, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC); err != nil {
-		return fmt.Errorf("create epoll: %w", err)
-	}
-	return nil
-}
-
+// close closes the descriptor of th.
 func (th *thread) close() {
 	if th.writable >= 0 {
 		unix.Close(th.writable)

@@ -1,9 +1,10 @@
 package softroce
 
 import (
-	"container/heap"
 	"sync"
 	"time"
+
+	"ipoibcm/timerheap"
 )
 
 // A timers wakes the queue pairs of one data thread at their deadlines. The entry of a
@@ -11,31 +12,22 @@ import (
 // leaves the entry alone. Once the entry is due, another for the deadline replaces it.
 type timers struct {
 	mu     sync.Mutex
-	heap   timerHeap
-	kept   bool          // a receiver will look at the heap before it sleeps
-	missed bool          // the first entry changed, and run was not woken
-	wake   chan struct{} // holds at most one: the first entry changed
+	heap   timerheap.Heap[timerEntry, *timerEntry]
+	kept   bool // a receiver will look at the heap before it sleeps
+	missed bool // the first entry changed, and run was not woken
+	wake   bell // the first entry changed
 	stop   chan struct{}
 }
 
+// A timerEntry is the entry of a queue pair, under the lock of the timers.
 type timerEntry struct {
+	timerheap.Slot
 	at time.Time
 	q  *qp
 }
 
-type timerHeap []timerEntry
-
-func (h timerHeap) Len() int           { return len(h) }
-func (h timerHeap) Less(i, j int) bool { return h[i].at.Before(h[j].at) }
-func (h timerHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
-func (h *timerHeap) Push(x any)        { *h = append(*h, x.(timerEntry)) }
-func (h *timerHeap) Pop() any {
-	last := len(*h) - 1
-	e := (*h)[last]
-	(*h)[last] = timerEntry{}
-	*h = (*h)[:last]
-	return e
-}
+// Before is for the heap.
+func (e *timerEntry) Before(o *timerEntry) bool { return e.at.Before(o.at) }
 
 // arm makes sure that q is woken at its deadline. The caller holds q.mu.
 func (t *timers) arm(q *qp) {
@@ -46,26 +38,19 @@ func (t *timers) arm(q *qp) {
 	t.add(q, d)
 }
 
-// add makes an entry for q, which has no earlier one. The caller holds q.mu.
+// add sets the entry of q to d; there was none, or a later one. The caller holds q.mu.
 func (t *timers) add(q *qp, d time.Time) {
 	q.timerAt = d
 	t.mu.Lock()
-	heap.Push(&t.heap, timerEntry{d, q}) // a former, later entry of q is ignored when it is due
-	first := t.heap[0].q == q
+	q.timer.at, q.timer.q = d, q
+	t.heap.Set(&q.timer)
+	first := t.heap.First() == &q.timer
 	if first && t.kept {
 		first, t.missed = false, true
 	}
 	t.mu.Unlock()
 	if first {
-		t.wakeUp()
-	}
-}
-
-// wakeUp makes run look at the heap again.
-func (t *timers) wakeUp() {
-	select {
-	case t.wake <- struct{}{}:
-	default:
+		t.wake.ring()
 	}
 }
 
@@ -88,14 +73,15 @@ func (t *timers) rest(wakes bool) (limit time.Duration) {
 	if !wakes {
 		if t.missed {
 			t.missed = false
-			t.wakeUp()
+			t.wake.ring()
 		}
 		return 0
 	}
-	if !t.missed || len(t.heap) == 0 {
+	first := t.heap.First()
+	if !t.missed || first == nil {
 		return 0 // run knows
 	}
-	return max(time.Until(t.heap[0].at), time.Microsecond)
+	return max(time.Until(first.at), time.Microsecond)
 }
 
 // service wakes queue pairs whose time has come, and returns how long it is until the next
@@ -103,14 +89,14 @@ func (t *timers) rest(wakes bool) (limit time.Duration) {
 func (t *timers) service(now time.Time) (wait time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for len(t.heap) > 0 {
-		e := t.heap[0]
-		if wait := e.at.Sub(now); wait > 0 {
+	for e := t.heap.First(); e != nil; e = t.heap.First() {
+		at := e.at
+		if wait := at.Sub(now); wait > 0 {
 			return wait
 		}
-		heap.Pop(&t.heap)
+		t.heap.Stop(e)
 		t.mu.Unlock()
-		e.q.expire(e.at, now)
+		e.q.expire(at, now)
 		t.mu.Lock()
 	}
 	return time.Hour

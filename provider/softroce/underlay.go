@@ -27,14 +27,7 @@ type portState struct {
 }
 
 // has reports whether g is one of our GIDs.
-func (p *portState) has(g ib.GID) bool {
-	for i := range p.GIDs {
-		if p.GIDs[i] == g {
-			return true
-		}
-	}
-	return false
-}
+func (p *portState) has(g ib.GID) bool { return slices.Contains(p.GIDs, g) }
 
 // forgesUs reports whether a packet from src and a source port claims to be ours, and
 // is not: it comes from one of our GIDs, but not from one of our sockets, whose ports
@@ -92,17 +85,10 @@ func (u *underlay) read(prefer ib.GID) (*portState, netlink.Link, error) {
 		ip, _ := netip.AddrFromSlice(a.IP)
 		ip = ip.Unmap()
 		gid := ib.GIDFromAddr(ip)
-		if !u.opts.GID.IsZero() && gid != u.opts.GID {
-			continue
-		}
-		if a.Flags&unix.IFA_F_DADFAILED != 0 {
-			continue
-		}
-		if a.Flags&unix.IFA_F_TENTATIVE != 0 && a.Flags&unix.IFA_F_OPTIMISTIC == 0 {
-			tentative = true
-			continue
-		}
 		switch {
+		case !u.opts.GID.IsZero() && gid != u.opts.GID, a.Flags&unix.IFA_F_DADFAILED != 0:
+		case a.Flags&unix.IFA_F_TENTATIVE != 0 && a.Flags&unix.IFA_F_OPTIMISTIC == 0:
+			tentative = true
 		case ip.Is4():
 			v4 = append(v4, gid)
 		case ip.IsLinkLocalUnicast():
@@ -131,15 +117,9 @@ func (u *underlay) read(prefer ib.GID) (*portState, netlink.Link, error) {
 // onLoopback reports whether g is an IPv4 address in a prefix of a loopback device, where
 // all addresses of a prefix are local.
 func onLoopback(link netlink.Link, addrs []netlink.Addr, g ib.GID) bool {
-	if link.Attrs().Flags&net.FlagLoopback == 0 || !g.Is4() {
-		return false
-	}
-	for _, a := range addrs {
-		if a.IPNet != nil && a.Contains(net.IP(g[12:])) {
-			return true
-		}
-	}
-	return false
+	return link.Attrs().Flags&net.FlagLoopback != 0 && g.Is4() && slices.ContainsFunc(addrs, func(a netlink.Addr) bool {
+		return a.IPNet != nil && a.Contains(net.IP(g[12:]))
+	})
 }
 
 // addresses lists the addresses. If a change interrupts the dump, it tries again, up to ten
@@ -159,19 +139,14 @@ func (u *underlay) wait() (*portState, netlink.Link, error) {
 	end := time.Now().Add(u.opts.addressWait())
 	for {
 		p, link, err := u.read(ib.GID{})
-		if err == nil && len(p.GIDs) > 0 {
-			return p, link, nil
-		}
-		if err != nil && !errors.Is(err, errTentative) {
+		switch late, g := time.Now().After(end), u.opts.GID; {
+		case err != nil && !errors.Is(err, errTentative):
 			return nil, nil, err
-		}
-		if time.Now().After(end) {
-			if len(p.GIDs) > 0 && u.opts.GID.IsZero() {
-				return p, link, nil // the IPv4 address, until an IPv6 one is usable
-			}
-			if g := u.opts.GID; !g.IsZero() {
-				return nil, nil, fmt.Errorf("underlay %s: %v is not a usable address of it; it has %s", u.opts.Underlay, g, u.list(link))
-			}
+		case len(p.GIDs) > 0 && (err == nil || late && g.IsZero()): // late: the IPv4 address, until an IPv6 one is usable
+			return p, link, nil
+		case late && !g.IsZero():
+			return nil, nil, fmt.Errorf("underlay %s: %v is not a usable address of it; it has %s", u.opts.Underlay, g, u.list(link))
+		case late:
 			return nil, nil, fmt.Errorf("underlay %s has no usable address: set it up, or give it an IPv4 address", u.opts.Underlay)
 		}
 		select {

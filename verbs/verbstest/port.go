@@ -1,7 +1,7 @@
 package verbstest
 
 import (
-	"errors"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,9 +42,8 @@ func testPort(e *env) {
 		e.Errorf("MADPort is %v, Caps.MAD %v", e.A.MADPort(), c.MAD)
 	}
 	if !c.SRQ {
-		if _, err := e.A.CreateSRQ(verbs.SRQInit{Depth: 1, MaxSGE: 1}); !errors.Is(err, verbs.ErrNotSupported) {
-			e.Errorf("CreateSRQ without SRQs: %v", err)
-		}
+		_, err := e.A.CreateSRQ(verbs.SRQInit{Depth: 1, MaxSGE: 1})
+		e.refuses("CreateSRQ without SRQs", err, verbs.ErrNotSupported)
 	}
 	if _, err := e.A.CreateQP(verbs.QPInit{Transport: ib.RD}); err == nil {
 		e.Error("a QP for reliable datagrams: no error")
@@ -78,12 +77,10 @@ func testMemory(e *env) {
 
 func testCounters(e *env) {
 	var names []string
-	seen := map[string]bool{}
 	e.A.Counters(func(name string, _ uint64) {
-		if name == "" || seen[name] {
+		if name == "" || slices.Contains(names, name) {
 			e.Errorf("counter %q is there twice or has no name", name)
 		}
-		seen[name] = true
 		names = append(names, name)
 	})
 	i := 0
@@ -109,16 +106,11 @@ func testWait(e *env) {
 	ended := make(chan error, 1)
 	const messages = 200
 	wg.Go(func() {
-		var wcs [8]verbs.WC
-		for {
-			if err := b.recvCQ.Wait(); err != nil {
-				ended <- err
-				return
-			}
-			for n := b.recvCQ.Poll(wcs[:]); n > 0; n = b.recvCQ.Poll(wcs[:]) {
-				got.Add(int32(n))
-			}
+		err := b.recvCQ.Wait()
+		for ; err == nil; err = b.recvCQ.Wait() {
+			got.Add(int32(len(appendAll(nil, b.recvCQ))))
 		}
+		ended <- err
 	})
 	defer wg.Wait()
 	bufs := b.buf(100)
@@ -136,15 +128,11 @@ func testWait(e *env) {
 	e.must(b.recvCQ.Destroy())
 	select {
 	case err := <-ended:
-		if !errors.Is(err, verbs.ErrClosed) {
-			e.Errorf("Wait ended with %v, want ErrClosed", err)
-		}
+		e.refuses("Wait", err, verbs.ErrClosed)
 	case <-time.After(e.Timeout):
 		e.Fatal("Wait did not end when the CQ was destroyed")
 	}
-	if err := b.recvCQ.Wait(); !errors.Is(err, verbs.ErrClosed) {
-		e.Errorf("Wait on a destroyed CQ: %v, want ErrClosed", err)
-	}
+	e.refuses("Wait on a destroyed CQ", b.recvCQ.Wait(), verbs.ErrClosed)
 }
 
 // testOnReady receives through a handler that the provider calls.
@@ -172,8 +160,7 @@ func testOnReady(e *env) {
 		}
 		inside.Add(-1)
 	})
-	a.to(b, verbs.StateInit, verbs.StateRTR, verbs.StateRTS)
-	b.to(a, verbs.StateInit, verbs.StateRTR, verbs.StateRTS)
+	connect(a, b)
 	for i := range uint64(50) {
 		b.postRecv(i, b.buf(100))
 		a.postRecv(i, a.buf(0))
@@ -203,10 +190,7 @@ func testTap(e *env) {
 		seen[out] = append(seen[out], append([]byte(nil), ip...))
 	})
 	a, b := e.connected(rc)
-	b.postRecv(1, b.buf(9000))
-	a.postSend(signaled(verbs.Send, 1, a.filled(9000, 1)))
-	b.received()
-	a.sent()
+	a.transfers(b, 9000, 1)
 	e.until("the tap sees packets in and the answer out", func() bool { // the tap call may come after the packet
 		mu.Lock()
 		defer mu.Unlock()
@@ -234,10 +218,7 @@ func testTap(e *env) {
 	n := len(seen[true]) + len(seen[false])
 	mu.Unlock()
 	e.B.SetTap(nil)
-	b.postRecv(1, b.buf(10))
-	a.postSend(signaled(verbs.Send, 1, a.filled(10, 1)))
-	b.received()
-	a.sent()
+	a.transfers(b, 10, 1)
 	mu.Lock()
 	defer mu.Unlock()
 	if len(seen[true])+len(seen[false]) != n {
@@ -247,24 +228,12 @@ func testTap(e *env) {
 
 // testMAD sends a MAD of CM to B, which sends it back.
 func testMAD(e *env) {
-	recv := func(p verbs.Provider) (m *verbs.MAD) {
-		e.Helper()
-		e.until("a MAD", func() bool {
-			select {
-			case m = <-p.MADPort().MADs():
-				return true
-			default:
-				return false
-			}
-		})
-		return m
-	}
 	for i := range 5 {
 		out := &verbs.MAD{Remote: e.B.Port().GIDs[0], QPN: ib.QPNGSI}
 		copy(out.Data[:], pattern(verbs.MADLen, i))
 		copy(out.Data[:], cmHeader)
 		e.must(e.A.MADPort().SendMAD(out))
-		in := recv(e.B)
+		in, _ := next(e, "a MAD", e.B.MADPort().MADs())
 		clear(in.Data[8:12]) // a provider may write this part of the transaction ID
 		want := verbs.MAD{Remote: e.A.Port().GIDs[0], Local: e.B.Port().GIDs[0], QPN: ib.QPNGSI, PKey: in.PKey,
 			Data: out.Data}
@@ -273,7 +242,7 @@ func testMAD(e *env) {
 		}
 		in.Local = ib.GID{}
 		e.must(e.B.MADPort().SendMAD(in))
-		back := recv(e.A)
+		back, _ := next(e, "a MAD", e.A.MADPort().MADs())
 		clear(back.Data[8:12])
 		if back.Data != out.Data || back.Remote != e.B.Port().GIDs[0] {
 			e.Fatalf("MAD came back as %+v", *back)
@@ -301,39 +270,18 @@ func testClose(e *env) {
 		a, _ = e.connected(rc)
 		a.postRecv(1, a.buf(10))
 	}
-	mads := (<-chan *verbs.MAD)(nil)
-	if e.A.MADPort() != nil {
-		mads = e.A.MADPort().MADs()
-	}
-	events := e.A.Events()
+	mads, events := e.A.MADPort(), e.A.Events()
 	e.must(e.A.Close())
-	e.until("Events closed", func() bool {
-		select {
-		case _, open := <-events:
-			return !open
-		default:
-			return false
-		}
-	})
+	closes(e, "Events closed", events)
 	if mads != nil {
-		e.until("MADs closed", func() bool {
-			select {
-			case _, open := <-mads:
-				return !open
-			default:
-				return false
-			}
-		})
+		closes(e, "MADs closed", mads.MADs())
 	}
-	if _, err := e.A.CreateCQ(1); !errors.Is(err, verbs.ErrClosed) {
-		e.Errorf("CreateCQ after Close: %v, want ErrClosed", err)
-	}
+	_, err := e.A.CreateCQ(1)
+	e.refuses("CreateCQ after Close", err, verbs.ErrClosed)
 	if a != nil {
 		if _, err := a.qp.PostSend([]verbs.SendWR{{Opcode: verbs.Send}}); err == nil {
 			e.Error("PostSend after Close: no error")
 		}
-		if err := a.recvCQ.Wait(); !errors.Is(err, verbs.ErrClosed) {
-			e.Errorf("Wait after Close: %v, want ErrClosed", err)
-		}
+		e.refuses("Wait after Close", a.recvCQ.Wait(), verbs.ErrClosed)
 	}
 }

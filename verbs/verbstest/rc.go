@@ -5,7 +5,9 @@ import (
 	"ipoibcm/verbs"
 )
 
-var rc = options{transport: ib.RC, psn: 0xffff00} // the PSNs wrap soon
+const rcPSN = 0xffff00 // the PSNs wrap soon
+
+var rc = options{transport: ib.RC, psn: rcPSN}
 
 // sizes returns the message lengths worth trying with the path MTU of the two ports, up to limit
 // and to what both can send.
@@ -26,16 +28,8 @@ func signaled(op verbs.Opcode, id uint64, sg []verbs.SGE) verbs.SendWR {
 func testRCSizes(e *env) {
 	a, b := e.connected(rc)
 	for i, n := range e.sizes(1 << 20) {
-		for _, dir := range [][2]*end{{a, b}, {b, a}} {
-			from, to := dir[0], dir[1]
-			sg := to.buf(n + 10)
-			to.postRecv(5, sg)
-			from.postSend(signaled(verbs.Send, 6, from.filled(n, i)))
-			to.equal("receive", to.received(), verbs.WC{ID: 5, Opcode: verbs.Recv, ByteLen: n})
-			from.equal("send", from.sent(), verbs.WC{ID: 6, Opcode: verbs.Send})
-			e.same("message", sg[0].Buf[:n], pattern(n, i))
-			e.same("octets behind the message", sg[0].Buf[n:], make([]byte, 10))
-		}
+		a.transfers(b, n, i)
+		b.transfers(a, n, i)
 	}
 }
 
@@ -127,9 +121,7 @@ func testRCManyQPs(e *env) {
 
 // testRCShared makes two QPs receive from one shared receive queue.
 func testRCShared(e *env) {
-	opt := rc
-	opt.shared = true
-	a1, b1 := e.connected(opt)
+	a1, b1 := e.connected(options{transport: ib.RC, psn: rcPSN, shared: true})
 	a2 := e.newEnd(e.A, rc)
 	b2 := e.newEnd(e.B, rc)
 	qp, err := e.B.CreateQP(verbs.QPInit{Transport: ib.RC, SendCQ: b2.sendCQ, RecvCQ: b2.recvCQ, SRQ: b1.srq,
@@ -137,8 +129,7 @@ func testRCShared(e *env) {
 	e.must(err)
 	e.must(b2.qp.Destroy())
 	b2.qp = qp
-	a2.to(b2, verbs.StateInit, verbs.StateRTR, verbs.StateRTS)
-	b2.to(a2, verbs.StateInit, verbs.StateRTR, verbs.StateRTS)
+	connect(a2, b2)
 	bufs := map[uint64][]verbs.SGE{}
 	for i := range uint64(20) {
 		bufs[i] = b1.buf(2000)
@@ -178,15 +169,12 @@ func testRCImmediate(e *env) {
 }
 
 func testRCInvalidate(e *env) {
-	opt := rc
-	opt.access = verbs.RemoteWrite
-	a, b := e.connected(opt)
+	a, b := e.connected(options{transport: ib.RC, psn: rcPSN, access: verbs.RemoteWrite})
 	target := b.region(make([]byte, 100), verbs.RemoteWrite)
 	write := signaled(verbs.Write, 1, a.filled(100, 1))
 	write.RemoteAddr, write.RKey = target.Addr, target.RKey
 	if e.A.Caps().RDMA {
-		a.postSend(write)
-		a.equal("write", a.sent(), verbs.WC{ID: 1, Opcode: verbs.Write})
+		a.succeeds("write", write)
 	}
 	b.postRecv(5, b.buf(5000))
 	inv := signaled(verbs.SendInv, 6, a.filled(5000, 2))
@@ -241,18 +229,12 @@ func testRCNotReady(e *env) {
 }
 
 func testRCNotReadyExceeded(e *env) {
-	opt := rc
-	opt.rnrRetry = 1
-	a, b := e.connected(opt)
+	a, b := e.connected(options{transport: ib.RC, psn: rcPSN, rnrRetry: 1})
 	a.postSend(signaled(verbs.Send, 1, a.filled(10, 1)), signaled(verbs.Send, 2, a.filled(10, 1)))
 	a.equal("send", a.sent(), verbs.WC{ID: 1, Status: verbs.RNRExceeded})
 	a.equal("send behind it", a.sent(), verbs.WC{ID: 2, Status: verbs.WRFlushError})
-	if s := a.qp.State(); s != verbs.StateError {
-		e.Errorf("state is %v, want ERR", s)
-	}
-	if b.qp.State() != verbs.StateRTS {
-		e.Errorf("the peer is in %v", b.qp.State())
-	}
+	e.inState(verbs.StateError, a)
+	e.inState(verbs.StateRTS, b)
 }
 
 // testRCTooLong sends a message that is longer than the receive.
@@ -264,18 +246,12 @@ func testRCTooLong(e *env) {
 	a.refused("send", 1, verbs.RemoteInvReq)
 	b.equal("receive", b.received(), verbs.WC{ID: 1, Status: verbs.LocalLengthError})
 	b.equal("receive behind it", b.received(), verbs.WC{ID: 2, Status: verbs.WRFlushError})
-	for _, n := range []*end{a, b} {
-		if n.qp.State() != verbs.StateError {
-			e.Errorf("state is %v, want ERR", n.qp.State())
-		}
-	}
+	e.inState(verbs.StateError, a, b)
 }
 
 // testRCRetryExceeded sends to a peer that is gone.
 func testRCRetryExceeded(e *env) {
-	opt := rc
-	opt.timeout, opt.retry = 8, 2
-	a, b := e.connected(opt)
+	a, b := e.connected(options{transport: ib.RC, psn: rcPSN, timeout: 8, retry: 2})
 	e.must(b.qp.Destroy())
 	a.postRecv(9, a.buf(10))
 	a.postSend(signaled(verbs.Send, 1, a.filled(5000, 1)), verbs.SendWR{ID: 2, Opcode: verbs.Send, SG: a.filled(10, 1)})
@@ -285,9 +261,7 @@ func testRCRetryExceeded(e *env) {
 	if ev := e.event(e.A, verbs.QPFatal, a.qp.QPN()); ev.Status != verbs.RetryExceeded {
 		e.Errorf("event %+v, want status %v", ev, verbs.RetryExceeded)
 	}
-	if s := a.qp.State(); s != verbs.StateError {
-		e.Errorf("state is %v, want ERR", s)
-	}
+	e.inState(verbs.StateError, a)
 }
 
 // testRCFlush moves a QP with outstanding work to ERR by Modify.
@@ -354,21 +328,14 @@ func testRCReset(e *env) {
 	} else {
 		a.postSend(signaled(verbs.Send, 1, a.filled(10, 1)))
 	}
-	for _, n := range []*end{a, b} {
-		n.to(nil, verbs.StateReset)
-	}
+	a.to(nil, verbs.StateReset)
+	b.to(nil, verbs.StateReset)
 	a.silent("RESET forgets what was posted")
 	// Messages sent before the reset may still arrive, and must not be taken for new ones. A user
 	// that uses a QPN again so soon therefore chooses other PSNs.
-	for _, n := range []*end{a, b} {
-		n.opt.again = 0x400000
-	}
-	a.to(b, verbs.StateInit, verbs.StateRTR, verbs.StateRTS)
-	b.to(a, verbs.StateInit, verbs.StateRTR, verbs.StateRTS)
-	b.postRecv(5, b.buf(5000))
-	a.postSend(signaled(verbs.Send, 6, a.filled(5000, 1)))
-	b.equal("receive", b.received(), verbs.WC{ID: 5, Opcode: verbs.Recv, ByteLen: 5000})
-	a.equal("send", a.sent(), verbs.WC{ID: 6, Opcode: verbs.Send})
+	a.opt.again, b.opt.again = 0x400000, 0x400000
+	connect(a, b)
+	a.transfers(b, 5000, 1)
 }
 
 // testRCCommEst sends to a QP that is still in RTR.
@@ -378,12 +345,9 @@ func testRCCommEst(e *env) {
 	b.to(a, verbs.StateInit)
 	b.postRecv(5, b.buf(100))
 	b.to(a, verbs.StateRTR)
-	a.postSend(signaled(verbs.Send, 6, a.filled(100, 1)))
+	a.succeeds("send", signaled(verbs.Send, 6, a.filled(100, 1)))
 	b.equal("receive in RTR", b.received(), verbs.WC{ID: 5, Opcode: verbs.Recv, ByteLen: 100})
-	a.equal("send", a.sent(), verbs.WC{ID: 6, Opcode: verbs.Send})
 	e.event(e.B, verbs.CommEst, b.qp.QPN())
 	b.to(a, verbs.StateRTS)
-	a.postRecv(7, a.buf(100))
-	b.postSend(signaled(verbs.Send, 8, b.filled(100, 2)))
-	a.equal("receive", a.received(), verbs.WC{ID: 7, Opcode: verbs.Recv, ByteLen: 100})
+	b.transfers(a, 100, 2)
 }

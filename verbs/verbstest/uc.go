@@ -1,7 +1,6 @@
 package verbstest
 
 import (
-	"errors"
 	"time"
 
 	"ipoibcm/ib"
@@ -15,13 +14,10 @@ var uc = options{transport: ib.UC, psn: 0xfffff0}
 func (n *end) arrives(from *end, wr verbs.SendWR) verbs.WC {
 	n.Helper()
 	for range 5 {
-		from.postSend(wr)
-		from.equal("send", from.sent(), verbs.WC{ID: wr.ID, Opcode: wr.Opcode})
+		from.succeeds("send", wr)
 		for range 100 {
 			if n.poll(); len(n.recv) > 0 {
-				wc := n.recv[0]
-				n.recv = n.recv[1:]
-				return wc
+				return n.received()
 			}
 			n.pass(2 * time.Millisecond)
 		}
@@ -46,17 +42,14 @@ func testUC(e *env) {
 			e.same("octets behind", sg[0].Buf[n:], make([]byte, 10))
 		}
 	}
-	if _, err := a.qp.PostSend([]verbs.SendWR{signaled(verbs.Read, 1, a.buf(10))}); !errors.Is(err, verbs.ErrInvalid) {
-		e.Errorf("READ on UC: %v, want ErrInvalid", err)
-	}
+	a.refusesSend("READ on UC", signaled(verbs.Read, 1, a.buf(10)), verbs.ErrInvalid)
 }
 
 // testUCDrops checks that a message without a receive is lost, and that nothing else is.
 func testUCDrops(e *env) {
 	a, b := e.connected(uc)
 	c, d := e.connected(uc)
-	a.postSend(signaled(verbs.Send, 1, a.filled(9000, 1)))
-	a.sent()
+	a.sends(signaled(verbs.Send, 1, a.filled(9000, 1)))
 	d.postRecv(1, d.buf(10))
 	d.arrives(c, signaled(verbs.Send, 1, c.filled(10, 3))) // so a's message has come, too
 	e.pass(e.Quiet)
@@ -65,11 +58,7 @@ func testUCDrops(e *env) {
 	if wc := b.arrives(a, signaled(verbs.Send, 3, a.filled(9000, 2))); wc.ID != 2 || wc.ByteLen != 9000 {
 		e.Errorf("after a loss: %+v", wc)
 	}
-	for _, n := range []*end{a, b} {
-		if n.qp.State() != verbs.StateRTS {
-			e.Errorf("state is %v, want RTS", n.qp.State())
-		}
-	}
+	e.inState(verbs.StateRTS, a, b)
 	// ERR flushes on UC too.
 	b.postRecv(4, b.buf(10))
 	b.to(a, verbs.StateError)
@@ -77,9 +66,7 @@ func testUCDrops(e *env) {
 }
 
 func testUCShared(e *env) {
-	opt := uc
-	opt.shared = true
-	a, b := e.connected(opt)
+	a, b := e.connected(options{transport: ib.UC, psn: uc.psn, shared: true})
 	for i := range uint64(10) {
 		b.postRecv(i, b.buf(5000))
 	}
@@ -91,9 +78,7 @@ func testUCShared(e *env) {
 }
 
 func testUCWrite(e *env) {
-	opt := uc
-	opt.access = verbs.RemoteWrite
-	a, b := e.connected(opt)
+	a, b := e.connected(options{transport: ib.UC, psn: uc.psn, access: verbs.RemoteWrite})
 	mem := b.region(make([]byte, 20000), verbs.RemoteWrite)
 	b.postRecv(5, b.buf(0))
 	wr := remote(verbs.WriteImm, 1, a.filled(9000, 1), mem, 100)
@@ -104,11 +89,8 @@ func testUCWrite(e *env) {
 
 	// A write that is not allowed is lost, without an answer.
 	before := append([]byte(nil), mem.Buf...)
-	a.postSend(remote(verbs.Write, 2, a.filled(9000, 2), mem, 11001))
-	a.sent()
+	a.sends(remote(verbs.Write, 2, a.filled(9000, 2), mem, 11001))
 	e.pass(e.Quiet)
 	e.same("memory", mem.Buf, before)
-	if b.qp.State() != verbs.StateRTS {
-		e.Errorf("state is %v, want RTS", b.qp.State())
-	}
+	e.inState(verbs.StateRTS, b)
 }

@@ -6,6 +6,7 @@ package verbstest
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -43,49 +44,49 @@ func Run(t *testing.T, mk func(t *testing.T) Pair) {
 		{"Port", testPort, nil},
 		{"Memory", testMemory, nil},
 		{"Counters", testCounters, nil},
-		{"Wait", testWait, func(c verbs.Caps) bool { return c.RC }},
-		{"OnReady", testOnReady, func(c verbs.Caps) bool { return c.RC }},
-		{"Tap", testTap, func(c verbs.Caps) bool { return c.RC && !c.IWARP }},
+		{"Wait", testWait, hasRC},
+		{"OnReady", testOnReady, hasRC},
+		{"Tap", testTap, isRoCE},
 		{"MAD", testMAD, func(c verbs.Caps) bool { return c.MAD }},
 		{"Close", testClose, nil},
 
-		{"States", testStates, func(c verbs.Caps) bool { return c.RC }},
-		{"StatesUD", testStatesUD, func(c verbs.Caps) bool { return c.UD }},
-		{"QueueFull", testQueueFull, func(c verbs.Caps) bool { return c.RC }},
-		{"CQOverflow", testCQOverflow, func(c verbs.Caps) bool { return c.RC }},
+		{"States", testStates, hasRC},
+		{"StatesUD", testStatesUD, hasUD},
+		{"QueueFull", testQueueFull, hasRC},
+		{"CQOverflow", testCQOverflow, hasRC},
 
-		{"UD", testUD, func(c verbs.Caps) bool { return c.UD }},
-		{"UDQKey", testUDQKey, func(c verbs.Caps) bool { return c.UD }},
-		{"UDTooLong", testUDTooLong, func(c verbs.Caps) bool { return c.UD }},
-		{"UDNoReceive", testUDNoReceive, func(c verbs.Caps) bool { return c.UD }},
+		{"UD", testUD, hasUD},
+		{"UDQKey", testUDQKey, hasUD},
+		{"UDTooLong", testUDTooLong, hasUD},
+		{"UDNoReceive", testUDNoReceive, hasUD},
 		{"UDShared", testUDShared, func(c verbs.Caps) bool { return c.UD && c.SRQ }},
 		{"Multicast", testMulticast, func(c verbs.Caps) bool { return c.UD && c.Multicast }},
 
-		{"RCSizes", testRCSizes, func(c verbs.Caps) bool { return c.RC }},
+		{"RCSizes", testRCSizes, hasRC},
 		{"RCGather", testRCGather, func(c verbs.Caps) bool { return c.RC && c.MaxSGE >= 3 }},
-		{"RCOrder", testRCOrder, func(c verbs.Caps) bool { return c.RC }},
-		{"RCManyQPs", testRCManyQPs, func(c verbs.Caps) bool { return c.RC }},
+		{"RCOrder", testRCOrder, hasRC},
+		{"RCManyQPs", testRCManyQPs, hasRC},
 		{"RCShared", testRCShared, func(c verbs.Caps) bool { return c.RC && c.SRQ }},
-		{"RCImmediate", testRCImmediate, func(c verbs.Caps) bool { return c.RC && !c.IWARP }},
+		{"RCImmediate", testRCImmediate, isRoCE},
 		{"RCInvalidate", testRCInvalidate, func(c verbs.Caps) bool { return c.RC && c.Inv }},
-		{"RCUnsignaled", testRCUnsignaled, func(c verbs.Caps) bool { return c.RC }},
-		{"RCNotReady", testRCNotReady, func(c verbs.Caps) bool { return c.RC }},
-		{"RCNotReadyExceeded", testRCNotReadyExceeded, func(c verbs.Caps) bool { return c.RC && !c.IWARP }},
-		{"RCTooLong", testRCTooLong, func(c verbs.Caps) bool { return c.RC }},
-		{"RCRetryExceeded", testRCRetryExceeded, func(c verbs.Caps) bool { return c.RC && !c.IWARP }},
-		{"RCFlush", testRCFlush, func(c verbs.Caps) bool { return c.RC }},
-		{"RCDestroy", testRCDestroy, func(c verbs.Caps) bool { return c.RC }},
-		{"RCReset", testRCReset, func(c verbs.Caps) bool { return c.RC }},
-		{"RCCommEst", testRCCommEst, func(c verbs.Caps) bool { return c.RC }},
+		{"RCUnsignaled", testRCUnsignaled, hasRC},
+		{"RCNotReady", testRCNotReady, hasRC},
+		{"RCNotReadyExceeded", testRCNotReadyExceeded, isRoCE},
+		{"RCTooLong", testRCTooLong, hasRC},
+		{"RCRetryExceeded", testRCRetryExceeded, isRoCE},
+		{"RCFlush", testRCFlush, hasRC},
+		{"RCDestroy", testRCDestroy, hasRC},
+		{"RCReset", testRCReset, hasRC},
+		{"RCCommEst", testRCCommEst, hasRC},
 
-		{"RDMAWrite", testWrite, func(c verbs.Caps) bool { return c.RC && c.RDMA }},
-		{"RDMARead", testRead, func(c verbs.Caps) bool { return c.RC && c.RDMA }},
-		{"RDMAReadMany", testReadMany, func(c verbs.Caps) bool { return c.RC && c.RDMA }},
-		{"RDMAFence", testFence, func(c verbs.Caps) bool { return c.RC && c.RDMA }},
-		{"RDMAAccess", testAccess, func(c verbs.Caps) bool { return c.RC && c.RDMA }},
+		{"RDMAWrite", testWrite, hasRDMA},
+		{"RDMARead", testRead, hasRDMA},
+		{"RDMAReadMany", testReadMany, hasRDMA},
+		{"RDMAFence", testFence, hasRDMA},
+		{"RDMAAccess", testAccess, hasRDMA},
 
-		{"UC", testUC, func(c verbs.Caps) bool { return c.UC }},
-		{"UCDrops", testUCDrops, func(c verbs.Caps) bool { return c.UC }},
+		{"UC", testUC, hasUC},
+		{"UCDrops", testUCDrops, hasUC},
 		{"UCShared", testUCShared, func(c verbs.Caps) bool { return c.UC && c.SRQForUC }},
 		{"UCWrite", testUCWrite, func(c verbs.Caps) bool { return c.UC && c.RDMA }},
 	}
@@ -103,6 +104,13 @@ func Run(t *testing.T, mk func(t *testing.T) Pair) {
 		})
 	}
 }
+
+// What parts of the suite need of a provider.
+func hasRC(c verbs.Caps) bool   { return c.RC }
+func hasUC(c verbs.Caps) bool   { return c.UC }
+func hasUD(c verbs.Caps) bool   { return c.UD }
+func hasRDMA(c verbs.Caps) bool { return c.RC && c.RDMA }
+func isRoCE(c verbs.Caps) bool  { return c.RC && !c.IWARP }
 
 // env is what one part of the suite runs with.
 type env struct {
@@ -135,6 +143,32 @@ func (e *env) must(err error) {
 	e.Helper()
 	if err != nil {
 		e.Fatal(err)
+	}
+}
+
+// refuses checks that what failed with want.
+func (e *env) refuses(what string, err, want error) {
+	e.Helper()
+	if !errors.Is(err, want) {
+		e.Errorf("%s: %v, want %v", what, err, want)
+	}
+}
+
+// refusesSend checks that PostSend does not take wr, and fails with want.
+func (n *end) refusesSend(what string, wr verbs.SendWR, want error) {
+	n.Helper()
+	if k, err := n.qp.PostSend([]verbs.SendWR{wr}); k != 0 || !errors.Is(err, want) {
+		n.Errorf("%s: took %d, %v; want %v", what, k, err, want)
+	}
+}
+
+// inState checks the state of ends.
+func (e *env) inState(want verbs.QPState, ends ...*end) {
+	e.Helper()
+	for _, n := range ends {
+		if got := n.qp.State(); got != want {
+			e.Errorf("state is %v, want %v", got, want)
+		}
 	}
 }
 
@@ -203,9 +237,15 @@ func (e *env) newEnd(p verbs.Provider, opt options) *end {
 func (e *env) connected(opt options) (a, b *end) {
 	e.Helper()
 	a, b = e.newEnd(e.A, opt), e.newEnd(e.B, opt)
+	connect(a, b)
+	return a, b
+}
+
+// connect moves two ends from RESET to RTS.
+func connect(a, b *end) {
+	a.Helper()
 	a.to(b, verbs.StateInit, verbs.StateRTR, verbs.StateRTS)
 	b.to(a, verbs.StateInit, verbs.StateRTR, verbs.StateRTS)
-	return a, b
 }
 
 func (n *end) psn() ib.PSN { return ((n.opt.psn | ib.PSN(n.qp.QPN())) + n.opt.again) & ib.PSNMask }
@@ -298,30 +338,53 @@ func (n *end) postRecv(id uint64, sg []verbs.SGE) {
 
 // poll appends the completions of both CQs to n.send and n.recv.
 func (n *end) poll() {
+	n.send, n.recv = appendAll(n.send, n.sendCQ), appendAll(n.recv, n.recvCQ)
+}
+
+// appendAll appends all completions of cq to dst.
+func appendAll(dst []verbs.WC, cq verbs.CQ) []verbs.WC {
 	var wcs [16]verbs.WC
-	for k := n.sendCQ.Poll(wcs[:]); k > 0; k = n.sendCQ.Poll(wcs[:]) {
-		n.send = append(n.send, wcs[:k]...)
+	for k := cq.Poll(wcs[:]); k > 0; k = cq.Poll(wcs[:]) {
+		dst = append(dst, wcs[:k]...)
 	}
-	for k := n.recvCQ.Poll(wcs[:]); k > 0; k = n.recvCQ.Poll(wcs[:]) {
-		n.recv = append(n.recv, wcs[:k]...)
-	}
+	return dst
 }
 
 // sent waits for the next send completion and returns it; received does so for the next receive.
-func (n *end) sent() verbs.WC {
+func (n *end) sent() verbs.WC     { n.Helper(); return n.first("send completion", &n.send) }
+func (n *end) received() verbs.WC { n.Helper(); return n.first("receive completion", &n.recv) }
+
+// first waits until list, which is n.send or n.recv, has a completion, and takes out the first.
+func (n *end) first(what string, list *[]verbs.WC) verbs.WC {
 	n.Helper()
-	n.until("send completion", func() bool { n.poll(); return len(n.send) > 0 })
-	wc := n.send[0]
-	n.send = n.send[1:]
+	n.until(what, func() bool { n.poll(); return len(*list) > 0 })
+	wc := (*list)[0]
+	*list = (*list)[1:]
 	return wc
 }
 
-func (n *end) received() verbs.WC {
+// sends posts wr and returns its completion.
+func (n *end) sends(wr verbs.SendWR) verbs.WC {
 	n.Helper()
-	n.until("receive completion", func() bool { n.poll(); return len(n.recv) > 0 })
-	wc := n.recv[0]
-	n.recv = n.recv[1:]
-	return wc
+	n.postSend(wr)
+	return n.sent()
+}
+
+// succeeds posts wr, and checks that it completes with success.
+func (n *end) succeeds(what string, wr verbs.SendWR) {
+	n.Helper()
+	n.equal(what, n.sends(wr), verbs.WC{ID: wr.ID, Opcode: wr.Opcode})
+}
+
+// transfers sends size octets to another end, and checks that they arrive.
+func (n *end) transfers(to *end, size, seed int) {
+	n.Helper()
+	sg := to.buf(size + 10)
+	to.postRecv(5, sg)
+	n.succeeds("send", signaled(verbs.Send, 6, n.filled(size, seed)))
+	to.equal("receive", to.received(), verbs.WC{ID: 5, Opcode: verbs.Recv, ByteLen: size})
+	n.same("message", sg[0].Buf[:size], pattern(size, seed))
+	n.same("octets behind the message", sg[0].Buf[size:], make([]byte, 10))
 }
 
 // silent checks that nothing completes for the time Quiet.
@@ -379,8 +442,7 @@ func (e *env) settle(a, b *end) {
 		return
 	}
 	b.postRecv(0, b.buf(0))
-	a.postSend(signaled(verbs.Send, 0, nil))
-	a.sent()
+	a.sends(signaled(verbs.Send, 0, nil))
 	b.received()
 }
 
@@ -400,17 +462,31 @@ func (e *env) same(what string, got, want []byte) {
 // event waits for an event of that kind and QPN, and drops others.
 func (e *env) event(p verbs.Provider, kind verbs.EventKind, qpn ib.QPN) (ev verbs.Event) {
 	e.Helper()
-	e.until(kind.String(), func() bool {
-		for {
-			select {
-			case ev = <-p.Events():
-				if ev.Kind == kind && ev.QPN == qpn {
-					return true
-				}
-			default:
-				return false
-			}
+	for {
+		if ev, _ = next(e, kind.String(), p.Events()); ev.Kind == kind && ev.QPN == qpn {
+			return ev
 		}
+	}
+}
+
+// next waits for the next element of c. open is false if c is closed.
+func next[T any](e *env, what string, c <-chan T) (v T, open bool) {
+	e.Helper()
+	e.until(what, func() (came bool) {
+		select {
+		case v, open = <-c:
+			came = true
+		default:
+		}
+		return came
 	})
-	return ev
+	return v, open
+}
+
+// closes waits until c is closed, and drops what comes before.
+func closes[T any](e *env, what string, c <-chan T) {
+	e.Helper()
+	for open := true; open; {
+		_, open = next(e, what, c)
+	}
 }

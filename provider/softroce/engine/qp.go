@@ -402,11 +402,8 @@ func (q *QP) enterError() {
 	r := &q.rsp
 	r.ackPending, r.reads = false, nil
 	q.dropEarly()
-	if r.have {
+	for r.have || r.ring != nil && r.ring.Pop(&r.wqe) {
 		r.have = false
-		q.recvDone(&verbs.WC{ID: r.wqe.ID, Status: verbs.WRFlushError, Opcode: verbs.Recv})
-	}
-	for r.ring != nil && r.ring.Pop(&r.wqe) {
 		q.recvDone(&verbs.WC{ID: r.wqe.ID, Status: verbs.WRFlushError, Opcode: verbs.Recv})
 	}
 	q.sq.reset()

@@ -23,13 +23,10 @@ func (q *QP) startRead(pkt *roce.Packet) DropReason {
 	j, ok := q.readJob(pkt)
 	switch {
 	case r.msg != msgNone, len(pkt.Payload) != 0, j.len > MaxMessage:
-		q.refuse(roce.NAKInvalidReq, verbs.RemoteInvReq)
 		return DropLength
 	case !ok:
-		q.refuse(roce.NAKRemoteAccess, verbs.RemoteAccess)
 		return DropAccess
 	case r.jobs(false) >= int(q.attr.MaxDestRDAtomic):
-		q.refuse(roce.NAKInvalidReq, verbs.RemoteInvReq)
 		return DropReadBusy
 	}
 	r.reads = append(r.reads, j)

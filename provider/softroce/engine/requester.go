@@ -236,29 +236,25 @@ func (q *QP) putData(p *Packet, i, k uint32, ack bool) {
 
 // dataOpcode returns the RC opcode of a packet of a SEND or WRITE.
 func dataOpcode(op verbs.Opcode, first, last bool) roce.Opcode {
-	base := roce.RCSendFirst
-	if op == verbs.Write || op == verbs.WriteImm {
-		base = roce.RCWriteFirst
-	}
+	o := &dataOpcodes[op]
 	switch {
-	case !last && first:
-		return base
-	case !last:
-		return base + 1
+	case first && last:
+		return o.only
+	case first:
+		return o.first
+	case last:
+		return o.last
 	}
-	o := base + 2 // last, last with immediate, only, only with immediate
-	if first {
-		o = base + 4
-	}
-	switch {
-	case op == verbs.SendInv && first:
-		return roce.RCSendOnlyInv
-	case op == verbs.SendInv:
-		return roce.RCSendLastInv
-	case op == verbs.SendImm || op == verbs.WriteImm:
-		o++
-	}
-	return o
+	return o.middle
+}
+
+// dataOpcodes are the RC opcodes of the packets of a message.
+var dataOpcodes = [...]struct{ first, middle, last, only roce.Opcode }{
+	verbs.Send:     {roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLast, roce.RCSendOnly},
+	verbs.SendImm:  {roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLastImm, roce.RCSendOnlyImm},
+	verbs.SendInv:  {roce.RCSendFirst, roce.RCSendMiddle, roce.RCSendLastInv, roce.RCSendOnlyInv},
+	verbs.Write:    {roce.RCWriteFirst, roce.RCWriteMiddle, roce.RCWriteLast, roce.RCWriteOnly},
+	verbs.WriteImm: {roce.RCWriteFirst, roce.RCWriteMiddle, roce.RCWriteLastImm, roce.RCWriteOnlyImm},
 }
 
 // putRead makes the request for n packets of a READ from curPkt on.

@@ -97,16 +97,19 @@ func (q *QP) takeRequest(pkt *roce.Packet) DropReason {
 	r.waiting, r.nakPending = false, false
 	r.ecn.marks(pkt.Op.Starts())
 
+	reason := DropOpcode // atomics
 	switch {
 	case pkt.Op.IsReadRequest():
-		return q.startRead(pkt)
+		reason = q.startRead(pkt)
 	case pkt.Op.IsSend():
-		return q.receiveSend(pkt)
+		reason = q.receiveData(pkt, msgSend)
 	case pkt.Op.IsWrite():
-		return q.receiveWrite(pkt)
+		reason = q.receiveData(pkt, msgWrite)
 	}
-	q.refuse(roce.NAKInvalidReq, verbs.RemoteInvReq) // atomics
-	return DropOpcode
+	if reason != NoDrop {
+		q.refuse(reason)
+	}
+	return reason
 }
 
 // fits reports whether the opcode may come next in a message of kind m, and the payload
@@ -124,32 +127,44 @@ func (q *QP) fits(pkt *roce.Packet, m message) bool {
 	return n <= q.mtu
 }
 
-func (q *QP) receiveSend(pkt *roce.Packet) DropReason {
-	r := &q.rsp
-	if !q.fits(pkt, msgSend) {
-		q.refuse(roce.NAKInvalidReq, verbs.RemoteInvReq)
+// receiveData takes a packet of a SEND or a WRITE.
+func (q *QP) receiveData(pkt *roce.Packet, m message) DropReason {
+	if !q.fits(pkt, m) {
 		return DropLength
 	}
+	reason := q.takeData(pkt, m)
+	if reason == NoDrop {
+		q.rsp.msg = m
+		q.accept(pkt)
+	}
+	return reason
+}
+
+// takeData puts the payload of a packet of RC or UC into its place, and completes the receive work
+// request at the end of the message.
+func (q *QP) takeData(pkt *roce.Packet, m message) DropReason {
+	if m == msgSend {
+		return q.takeSend(pkt)
+	}
+	return q.takeWrite(pkt)
+}
+
+func (q *QP) takeSend(pkt *roce.Packet) DropReason {
+	r := &q.rsp
 	if pkt.Op.Starts() {
 		if !r.take() {
-			r.sendNAK(roce.RNRSyndrome(q.attr.MinRNRTimer), r.epsn)
 			return DropNoRecv
 		}
 		r.off = 0
 	}
 	if r.off+len(pkt.Payload) > size(r.wqe.SG) {
-		q.finishRecv(verbs.WC{Status: verbs.LocalLengthError, Opcode: verbs.Recv})
-		q.refuse(roce.NAKInvalidReq, verbs.LocalLengthError)
 		return DropTooLong
 	}
 	if pkt.Op.HasInv() && (q.cfg.Memory == nil || !q.cfg.Memory.Invalidate(pkt.IETH().RKey())) {
-		q.refuse(roce.NAKRemoteAccess, verbs.RemoteAccess)
 		return DropAccess
 	}
 	scatter(r.wqe.SG, r.off, pkt.Payload)
 	r.off += len(pkt.Payload)
-	r.msg = msgSend
-	q.accept(pkt)
 	if pkt.Op.Ends() {
 		q.deliver(pkt, verbs.Recv)
 	}
@@ -178,41 +193,29 @@ func (q *QP) finishRecv(wc verbs.WC) {
 	q.recvDone(&wc)
 }
 
-func (q *QP) receiveWrite(pkt *roce.Packet) DropReason {
+func (q *QP) takeWrite(pkt *roce.Packet) DropReason {
 	r := &q.rsp
-	if !q.fits(pkt, msgWrite) {
-		q.refuse(roce.NAKInvalidReq, verbs.RemoteInvReq)
-		return DropLength
-	}
-	va, rkey, want, off := r.va, r.rkey, r.want, r.off
 	if h := pkt.RETH(); h != nil {
 		var ok bool
-		if want, ok = q.reach(h, verbs.RemoteWrite); !ok { // all of it, before any of it is written
-			q.refuse(roce.NAKRemoteAccess, verbs.RemoteAccess)
+		if r.want, ok = q.reach(h, verbs.RemoteWrite); !ok { // all of it, before any of it is written
 			return DropAccess
 		}
-		va, rkey, off = h.Addr(), h.RKey(), 0
+		r.va, r.rkey, r.off = h.Addr(), h.RKey(), 0
 	}
 	n := len(pkt.Payload)
-	if off+n > want || pkt.Op.Ends() && off+n != want {
-		q.refuse(roce.NAKInvalidReq, verbs.RemoteInvReq)
+	if r.off+n > r.want || pkt.Op.Ends() && r.off+n != r.want {
 		return DropLength
 	}
 	if pkt.Op.HasImm() && !r.take() {
-		// The peer sends the packet again; its payload is written then.
-		r.sendNAK(roce.RNRSyndrome(q.attr.MinRNRTimer), r.epsn)
-		return DropNoRecv
+		return DropNoRecv // on RC the peer sends the packet again; its payload is written then
 	}
 	if n > 0 {
-		dst, ok := q.lookup(rkey, va+uint64(off), n, verbs.RemoteWrite)
+		dst, ok := q.lookup(r.rkey, r.va+uint64(r.off), n, verbs.RemoteWrite)
 		if !ok {
-			q.refuse(roce.NAKRemoteAccess, verbs.RemoteAccess)
 			return DropAccess
 		}
-		copy(dst, pkt.Payload)
+		r.off += copy(dst, pkt.Payload)
 	}
-	r.va, r.rkey, r.want, r.off, r.msg = va, rkey, want, off+n, msgWrite
-	q.accept(pkt)
 	if pkt.Op.HasImm() {
 		q.deliver(pkt, verbs.RecvWriteImm)
 	}
@@ -257,9 +260,22 @@ func (q *QP) accept(pkt *roce.Packet) {
 	}
 }
 
-// refuse answers a request that cannot be done with a fatal NAK, and moves the QP to ERR.
-func (q *QP) refuse(s roce.Syndrome, status verbs.Status) {
-	q.rsp.sendNAK(s, q.rsp.epsn)
+// refuse answers a request that was dropped. Without a receive work request for it the peer is to
+// send it again. After any other reason the QP is in ERR.
+func (q *QP) refuse(why DropReason) {
+	r := &q.rsp
+	nak, status := roce.NAKInvalidReq, verbs.RemoteInvReq
+	switch why {
+	case DropNoRecv:
+		r.sendNAK(roce.RNRSyndrome(q.attr.MinRNRTimer), r.epsn)
+		return
+	case DropTooLong:
+		status = verbs.LocalLengthError
+		q.finishRecv(verbs.WC{Status: status, Opcode: verbs.Recv})
+	case DropAccess:
+		nak, status = roce.NAKRemoteAccess, verbs.RemoteAccess
+	}
+	r.sendNAK(nak, r.epsn)
 	q.fail(status)
 }
 

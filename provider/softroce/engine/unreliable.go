@@ -60,12 +60,7 @@ func (q *QP) receiveUC(pkt *roce.Packet, ecn uint8, now time.Time) DropReason {
 		r.msg = msgNone
 		return DropLength
 	}
-	reason := NoDrop
-	if m == msgSend {
-		reason = q.takeUCSend(pkt)
-	} else {
-		reason = q.takeUCWrite(pkt)
-	}
+	reason := q.takeData(pkt, m)
 	if reason == NoDrop {
 		q.heard(ecn, now)
 	}
@@ -73,55 +68,6 @@ func (q *QP) receiveUC(pkt *roce.Packet, ecn uint8, now time.Time) DropReason {
 		r.msg = msgNone
 	}
 	return reason
-}
-
-func (q *QP) takeUCSend(pkt *roce.Packet) DropReason {
-	r := &q.rsp
-	if pkt.Op.Starts() {
-		if !r.take() {
-			return DropNoRecv
-		}
-		r.off = 0
-	}
-	if r.off+len(pkt.Payload) > size(r.wqe.SG) {
-		return DropTooLong
-	}
-	scatter(r.wqe.SG, r.off, pkt.Payload)
-	r.off += len(pkt.Payload)
-	if pkt.Op.Ends() {
-		q.deliver(pkt, verbs.Recv)
-	}
-	return NoDrop
-}
-
-func (q *QP) takeUCWrite(pkt *roce.Packet) DropReason {
-	r := &q.rsp
-	if h := pkt.RETH(); h != nil {
-		var ok bool
-		if r.want, ok = q.reach(h, verbs.RemoteWrite); !ok {
-			return DropAccess
-		}
-		r.va, r.rkey, r.off = h.Addr(), h.RKey(), 0
-	}
-	n := len(pkt.Payload)
-	if r.off+n > r.want || pkt.Op.Ends() && r.off+n != r.want {
-		return DropLength
-	}
-	if n > 0 {
-		dst, ok := q.lookup(r.rkey, r.va+uint64(r.off), n, verbs.RemoteWrite)
-		if !ok {
-			return DropAccess
-		}
-		copy(dst, pkt.Payload)
-		r.off += n
-	}
-	if pkt.Op.HasImm() {
-		if !r.take() {
-			return DropNoRecv
-		}
-		q.deliver(pkt, verbs.RecvWriteImm)
-	}
-	return NoDrop
 }
 
 // putDatagram makes the one packet of a UD message.
