@@ -80,7 +80,7 @@ func (h *Host) Lose(dev string, from *Host, devFrom string, n int) error {
 	if err := from.OffloadsOff(devFrom, "tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation"); err != nil {
 		return err
 	}
-	return h.nft(fmt.Sprintf("table netdev ipoibcm {\n chain loss {\n  type filter hook ingress device %q "+
+	return h.NFT(fmt.Sprintf("table netdev ipoibcm {\n chain loss {\n  type filter hook ingress device %q "+
 		"priority 0; policy accept;\n"+
 		"  udp dport 4791 numgen random mod %d == 0 counter drop\n }\n}\n", dev, n))
 }
@@ -95,7 +95,7 @@ func (h *Host) Swallow(dev string, from *Host, devFrom string, mtu int) error {
 	const header = 40 // of IPv6, which its length does not count
 	rules := fmt.Sprintf("  udp dport 4791 ip6 length > %d counter drop\n  udp dport 4791 ip length > %d "+
 		"counter drop\n", mtu-header, mtu)
-	return h.nft(fmt.Sprintf("table netdev ipoibcm_swallow {\n chain swallow {\n  type filter hook ingress "+
+	return h.NFT(fmt.Sprintf("table netdev ipoibcm_swallow {\n chain swallow {\n  type filter hook ingress "+
 		"device %q priority 0; policy accept;\n"+
 		"%s }\n}\n", dev, rules))
 }
@@ -112,21 +112,21 @@ func (h *Host) Mark(dev, from, to string, n int) error {
 		script += fmt.Sprintf("  %s ecn %s udp dport 4791 numgen inc mod %d == 0 counter %s ecn set %s\n", family,
 			from, n, family, to)
 	}
-	return h.nft(script + " }\n}\n")
+	return h.NFT(script + " }\n}\n")
 }
 
 // Block makes a device drop every RoCEv2 packet that arrives, until Unblock.
 func (h *Host) Block(dev string) error {
-	return h.nft(fmt.Sprintf("table netdev ipoibcm_block {\n chain block {\n  type filter hook ingress device "+
+	return h.NFT(fmt.Sprintf("table netdev ipoibcm_block {\n chain block {\n  type filter hook ingress device "+
 		"%q priority -1; policy accept;\n"+
 		"  udp dport 4791 counter drop\n }\n}\n", dev))
 }
 
 // Unblock ends Block.
-func (h *Host) Unblock() error { return h.nft("delete table netdev ipoibcm_block\n") }
+func (h *Host) Unblock() error { return h.NFT("delete table netdev ipoibcm_block\n") }
 
-// nft runs the program nft with a script inside the namespace.
-func (h *Host) nft(script string) error {
+// NFT runs the program nft with a script inside the namespace.
+func (h *Host) NFT(script string) error {
 	nft, err := exec.LookPath("nft")
 	if err != nil {
 		return ErrNoNFT

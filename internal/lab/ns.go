@@ -84,6 +84,15 @@ func (h *Host) Do(f func() error) error {
 	})
 }
 
+// In runs f inside the namespace of h, as [Host.Do] does, and returns its results.
+func In[T any](h *Host, f func() (T, error)) (v T, err error) {
+	err = h.Do(func() (err error) {
+		v, err = f()
+		return err
+	})
+	return v, err
+}
+
 // Start starts a command inside the namespace.
 func (h *Host) Start(c *exec.Cmd) error { return h.Do(c.Start) }
 
