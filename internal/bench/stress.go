@@ -69,7 +69,7 @@ func (b *bench) stressPlan() (steps []step) {
 
 // sharedRows returns the rows of four hosts on an underlay with an MTU of 9000.
 func (b *bench) sharedRows() (rows []row) {
-	kind := meshKind{at: place{9000, family6}, hosts: meshHosts + 1}
+	kind := meshKind{at: place{9000, family6}, size: meshHosts + 1}
 	for _, n := range []bottleneck{overload, ownClass} {
 		rows = append(rows, row{name: "bystander, " + n.name, judged: slices.Concat([]string{raw}, ours),
 			others:  []string{vxlan, wireguard},
@@ -107,7 +107,7 @@ func (b *bench) datagramRows(mtu int) (rows []row) {
 	at := place{mtu, family6}
 	for _, size := range []int{64, 1400} {
 		name := fmt.Sprintf("%d octets", size)
-		rows = append(rows, row{name: "datagrams of " + name + ", " + at.String(), kind: meshKind{at: at, hosts: meshHosts},
+		rows = append(rows, row{name: "datagrams of " + name + ", " + at.String(), kind: meshKind{at: at, size: meshHosts},
 			judged: judgedRC, others: []string{vxlan, wireguard, oursUC, oursUD},
 			measure: func(_ context.Context, m *mesh) error { return b.datagramRate(m, size, name) }})
 	}
@@ -261,7 +261,7 @@ func (m *mesh) narrowTo(host int, n bottleneck) (widen func() error, err error) 
 		fmt.Sprintf("class add dev eth0 parent 1: classid 1:1 htb rate %dmbit quantum 10000", n.mbps),
 		"class add dev eth0 parent 1: classid 1:2 htb rate 40gbit quantum 60000",
 		fmt.Sprintf("filter add dev eth0 parent 1: protocol ipv6 u32 match ip6 dst %s flowid 1:1",
-			addr(meshAddr(m.at, meshPeer, false))),
+			addr(m.underlay(meshPeer))),
 	} {
 		if err := tc(h, "%s", line); err != nil {
 			return nil, errors.Join(err, tc(h, "qdisc del dev eth0 root"))
@@ -319,14 +319,14 @@ func (b *bench) pingUnder(m *mesh, l *background, to int, variant string, d time
 	if err != nil {
 		return err
 	}
-	b.r.add(m.at.key(testPing, variant, m.contender), "ms", p.p50())
-	b.r.add(m.at.key(testPinged, variant, m.contender), "of all", 1-p.lost())
-	b.r.add(m.at.key(testOverTCP, variant, m.contender), "Mb/s", mbps)
+	b.r.add(m.key(testPing, variant), "ms", p.p50())
+	b.r.add(m.key(testPinged, variant), "of all", 1-p.lost())
+	b.r.add(m.key(testOverTCP, variant), "Mb/s", mbps)
 	if l.resent != nil {
 		after := m.resent(l)
-		b.r.add(m.at.key(testAgain, variant, m.contender), "%", after.since(before))
+		b.r.add(m.key(testAgain, variant), "%", after.since(before))
 		if after.qpSent > before.qpSent {
-			b.r.add(m.at.key(testQPAgain, variant, m.contender), "%", after.qpSince(before))
+			b.r.add(m.key(testQPAgain, variant), "%", after.qpSince(before))
 		}
 	}
 	return nil
@@ -339,13 +339,29 @@ func (b *bench) besideTCP(ctx context.Context, m *mesh, n bottleneck, what load,
 		return err
 	}
 	defer widen()
-	l, err := streams(ctx, m.hosts[meshSender], m.hosts[meshPeer], m.addrs[meshPeer], what.streams)
+	l, err := m.streams(ctx, meshSender, meshPeer, what.streams)
 	if err != nil {
 		return err
 	}
 	defer l.stop()
 	time.Sleep(2 * settle)
 	return b.pingUnder(m, l, meshPeer, variant, b.transferTime(n.long))
+}
+
+// lateGoodput measures one TCP stream to the peer, which began at the time late before.
+func (b *bench) lateGoodput(ctx context.Context, m *mesh, test, variant string, late time.Duration) error {
+	l, err := m.streams(ctx, meshSender, meshPeer, 1)
+	if err != nil {
+		return err
+	}
+	defer l.stop()
+	time.Sleep(late)
+	mbps, _, err := l.during(func() error { time.Sleep(b.transferTime(0)); return nil })
+	if err != nil {
+		return err
+	}
+	b.r.add(m.key(test, variant), "Mb/s", mbps)
+	return nil
 }
 
 // datagramRate sends datagrams as fast as possible and measures how many arrive.
@@ -357,6 +373,6 @@ func (b *bench) datagramRate(m *mesh, size int, variant string) error {
 	defer l.stop()
 	time.Sleep(settle)
 	_, pps, err := l.during(func() error { time.Sleep(b.transferTime(0)); return nil })
-	b.r.add(m.at.key(testPPS, variant, m.contender), "per second", pps)
+	b.r.add(m.key(testPPS, variant), "per second", pps)
 	return err
 }

@@ -44,15 +44,15 @@ func (b *bench) pathRows() (rows []row) {
 			judged, others = judgedRC, besideRC
 		}
 		rows = append(rows, row{name: "path, " + p.name, judged: judged, others: others,
-			kind:    meshKind{at: place{9000, family6}, hosts: meshPeer + 1, path: p.name},
-			measure: func(ctx context.Context, m *mesh) error { return b.overPath(ctx, m, p) }})
+			kind:    meshKind{at: place{9000, family6}, size: meshPeer + 1, path: p.name},
+			measure: func(ctx context.Context, m *mesh) error { return b.lateGoodput(ctx, m, testPath, p.name, p.long) }})
 	}
 	return rows
 }
 
-// lay puts the path of that name between the bridge and the peer.
-func (m *mesh) lay(name string) error {
-	i := slices.IndexFunc(paths, func(p path) bool { return p.name == name })
+// lay puts the path of the mesh between the bridge and the peer.
+func (m *mesh) lay() error {
+	i := slices.IndexFunc(paths, func(p path) bool { return p.name == m.path })
 	port := fmt.Sprintf("port%d", meshPeer)
 	err := errors.Join(m.prepareWire(), m.bridge.SetMaster(port, ""), m.bridge.SetMaster("wire0", "br0"))
 	if err != nil {
@@ -79,22 +79,6 @@ func (m *mesh) prepareWire() error {
 			return err
 		}
 	}
-	return nil
-}
-
-// overPath measures one TCP stream to the peer.
-func (b *bench) overPath(ctx context.Context, m *mesh, p path) error {
-	l, err := streams(ctx, m.hosts[meshSender], m.hosts[meshPeer], m.addrs[meshPeer], 1)
-	if err != nil {
-		return err
-	}
-	defer l.stop()
-	time.Sleep(p.long)
-	mbps, _, err := l.during(func() error { time.Sleep(b.transferTime(0)); return nil })
-	if err != nil {
-		return err
-	}
-	b.r.add(m.at.key(testPath, p.name, m.contender), "Mb/s", mbps)
 	return nil
 }
 
