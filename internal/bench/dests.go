@@ -83,7 +83,8 @@ func newSprayer(from, to *lab.Host) (s *sprayer, err error) {
 	if err := in.SetReadBuffer(4 << 20); err != nil {
 		return nil, err
 	}
-	s = &sprayer{out: ipv4.NewPacketConn(out), in: ipv4.NewPacketConn(in), msgs: destMessages(), done: make(chan struct{})}
+	s = &sprayer{out: ipv4.NewPacketConn(out), in: ipv4.NewPacketConn(in), msgs: destMessages(),
+		done: make(chan struct{})}
 	go s.receive()
 	return s, nil
 }

@@ -22,11 +22,6 @@ var take = map[string]time.Duration{besideSlow: sharesTake}
 // fastBesideSlow measures one stream to the bystander, first alone, then beside many
 // streams to the peer through a bottleneck.
 func (b *bench) fastBesideSlow(ctx context.Context, m *mesh) error {
-	widen, err := m.narrow(slowTCP)
-	if err != nil {
-		return err
-	}
-	defer widen()
 	fast, err := m.streams(ctx, meshSender, meshBystander, 1)
 	if err != nil {
 		return err

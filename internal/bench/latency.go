@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -111,15 +113,18 @@ func respond(ln int, m message) error {
 	if err != nil {
 		return fmt.Errorf("accept: %w", err)
 	}
-	defer unix.Close(fd)
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	conn := os.NewFile(uintptr(fd), "connection") // it blocks, as the socket does
+	defer conn.Close()
 	buf := make([]byte, m)
 	for {
-		ended, err := readAll(fd, buf)
-		if ended || err != nil {
+		if _, err := io.ReadFull(conn, buf); err != nil {
+			if err == io.EOF {
+				return nil
+			}
 			return err
 		}
-		if err := writeAll(fd, buf); err != nil {
+		if _, err := conn.Write(buf); err != nil {
 			return err
 		}
 	}
@@ -136,7 +141,8 @@ func request(ctx context.Context, a netip.Addr, ln int, m message, pace, d time.
 	if err != nil {
 		return nil, err
 	}
-	defer unix.Close(fd)
+	conn := os.NewFile(uintptr(fd), "connection")
+	defer conn.Close()
 	if err := unix.Connect(fd, to); err != nil {
 		return nil, fmt.Errorf("connect to %v: %w", a, err)
 	}
@@ -152,46 +158,13 @@ func request(ctx context.Context, a netip.Addr, ln int, m message, pace, d time.
 			time.Sleep(time.Until(next))
 		}
 		start := time.Now()
-		if err := writeAll(fd, buf); err != nil {
+		if _, err := conn.Write(buf); err != nil {
 			return nil, errors.Join(errConnected, err)
 		}
-		if ended, err := readAll(fd, buf); ended || err != nil {
+		if _, err := io.ReadFull(conn, buf); err != nil {
 			return nil, errors.Join(errConnected, err)
 		}
 		out = append(out, float64(time.Since(start).Nanoseconds())/1e3)
 	}
 	return out[warm:], nil
-}
-
-// readAll fills buf. ended reports whether the stream ended before the first octet of buf.
-func readAll(fd int, buf []byte) (ended bool, err error) {
-	for got := 0; got < len(buf); {
-		n, err := unix.Read(fd, buf[got:])
-		switch {
-		case err == unix.EINTR:
-			continue
-		case err != nil:
-			return false, fmt.Errorf("read: %w", err)
-		case n == 0 && got == 0:
-			return true, nil
-		case n == 0:
-			return false, errors.New("the stream ended within a message")
-		}
-		got += n
-	}
-	return false, nil
-}
-
-func writeAll(fd int, buf []byte) error {
-	for len(buf) > 0 {
-		n, err := unix.Write(fd, buf)
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("write: %w", err)
-		}
-		buf = buf[n:]
-	}
-	return nil
 }

@@ -7,6 +7,8 @@ import (
 	"os/exec"
 	"regexp"
 	"strconv"
+
+	"ipoibcm/internal/lab"
 )
 
 // losses are the rates at which the underlay loses packets: one packet in that many
@@ -58,11 +60,9 @@ func (m *mesh) lose(oneIn int) error {
 		drop = fmt.Sprintf("  meta l4proto { tcp, udp } numgen random mod %d == 0 counter drop comment \"lost\"\n", oneIn)
 	}
 	for _, h := range m.hosts {
-		script := "table netdev ipoibcm_bench {}\ndelete table netdev ipoibcm_bench\n" +
-			"table netdev ipoibcm_bench {\n chain loss {\n  type filter hook ingress device \"eth0\" priority 0; " +
-			"policy accept;\n" +
-			"  meta l4proto { tcp, udp } counter comment \"came\"\n" + drop + " }\n}\n"
-		if err := h.NFT(script); err != nil {
+		if err := h.NFT("table netdev ipoibcm_bench {}\ndelete table netdev ipoibcm_bench\n" +
+			lab.Ingress("ipoibcm_bench", "loss", "eth0", 0,
+				"  meta l4proto { tcp, udp } counter comment \"came\"\n"+drop)); err != nil {
 			return err
 		}
 	}

@@ -19,11 +19,6 @@ const (
 
 // threeToOne measures the shares that three hosts get of a narrow way to the fourth.
 func (b *bench) threeToOne(ctx context.Context, m *mesh) error {
-	widen, err := m.narrowTo(meshTarget, midTCP)
-	if err != nil {
-		return err
-	}
-	defer widen()
 	var loads backgrounds
 	defer func() { loads.stop() }()
 	for from, h := range m.hosts[:sendersToOne] {
