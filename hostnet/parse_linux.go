@@ -27,6 +27,16 @@ func eachAttr(b []byte, f func(typ int, v []byte)) error {
 	return nil
 }
 
+// attrs returns the values of the attributes of one type in b.
+func attrs(b []byte, typ int) (values [][]byte) {
+	eachAttr(b, func(t int, v []byte) {
+		if t == typ {
+			values = append(values, v)
+		}
+	})
+	return values
+}
+
 func u32(v []byte) int {
 	if len(v) < 4 {
 		return 0
