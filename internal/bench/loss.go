@@ -120,20 +120,24 @@ func (b *bench) loss(ctx context.Context, at place, rates []int, names []string)
 	list, stop := b.pairs(ctx, at, names)
 	defer stop()
 	for _, m := range list {
-		if err := errors.Join(m.singly(), m.lose(0)); err != nil {
+		if err := m.singly(); err != nil {
 			return err
 		}
 	}
 	for round := range b.rounds {
 		for _, rate := range rates {
-			list = b.measureEach(ctx, list, round, lossName(rate)+", ", func(m *mesh) error {
+			for _, m := range list {
 				if err := m.lose(rate); err != nil {
 					return err
 				}
+			}
+			goodput := map[*mesh]float64{}
+			list = b.measureEach(ctx, list, round, lossName(rate)+", ", func(m *mesh) error {
 				t, err := b.runLoad(ctx, m, load{streams: 1})
-				if err != nil {
-					return err
-				}
+				goodput[m] = t.mbps()
+				return err
+			})
+			for _, m := range list {
 				came, lost, octets, err := m.lost()
 				if err != nil {
 					return err
@@ -141,9 +145,8 @@ func (b *bench) loss(ctx context.Context, at place, rates []int, names []string)
 				if err := checkLoss(came, lost, octets, at.mtu, rate); err != nil {
 					return err
 				}
-				b.r.add(m.key(testLoss, lossName(rate)), "Mb/s", t.mbps())
-				return nil
-			})
+				b.r.add(m.key(testLoss, lossName(rate)), "Mb/s", goodput[m])
+			}
 		}
 	}
 	return ctx.Err()
