@@ -95,9 +95,10 @@ func Open(ifindex int) (_ *Device, err error) {
 	if d.look, err = OpenResolver(); err != nil {
 		return nil, err
 	}
-	if d.sub, err = subscribe(groups...); err != nil {
+	if d.sub, err = subscribe(maxEvent, groups...); err != nil {
 		return nil, err
 	}
+	d.sub.setBuffer(1 << 20)
 	snap, err := d.Snapshot()
 	if err != nil {
 		return nil, err
@@ -156,9 +157,9 @@ func (d *Device) Index() int { return d.index }
 // sends no event.
 func (d *Device) Snapshot() (rtnl.Snapshot, error) {
 	var s rtnl.Snapshot
-	l, err := d.h.LinkByIndex(d.index)
+	l, err := d.linkNow()
 	if err != nil {
-		return s, fmt.Errorf("read link %d: %w", d.index, err)
+		return s, err
 	}
 	s.Link = linkOf(l)
 
@@ -202,7 +203,7 @@ var mirrored = []uint8{rtnl.ProtoKernel, rtnl.Protocol}
 func (d *Device) dumpRoutes(family, proto uint8, flags uint32) (routes []rtnl.Route, err error) {
 	req := nl.NewNetlinkRequest(unix.RTM_GETROUTE, unix.NLM_F_DUMP)
 	req.AddData(&nl.RtMsg{RtMsg: unix.RtMsg{Family: family, Protocol: proto, Flags: flags}})
-	req.AddRawData(attr32(unix.RTA_OIF, d.index))
+	req.AddRawData(appendAttr32(nil, unix.RTA_OIF, d.index))
 	var seen map[rtnl.Key]bool
 	reset := func() { routes, seen = nil, map[rtnl.Key]bool{} }
 	err = d.dump(req, unix.RTM_NEWROUTE, reset, func(b []byte) {
@@ -231,11 +232,11 @@ func (d *Device) dump(req *nl.NetlinkRequest, typ uint16, reset func(), f func([
 	for try := 1; ; try++ {
 		reset()
 		err := d.execute(req, typ, f)
-		if !errors.Is(err, nl.ErrDumpInterrupted) || try == dumpTries {
-			if errors.Is(err, nl.ErrDumpInterrupted) {
-				err = nil
-			}
+		switch {
+		case !errors.Is(err, nl.ErrDumpInterrupted):
 			return err
+		case try == dumpTries:
+			return nil
 		}
 		d.count.DumpRetries.Add(1)
 	}
@@ -249,33 +250,38 @@ func (d *Device) execute(req *nl.NetlinkRequest, typ uint16, f func([]byte)) err
 	})
 }
 
+// wrap says what failed; nil stays nil.
+func wrap(err error, what string, args ...any) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", fmt.Sprintf(what, args...), err)
+}
+
+// linkNow reads the link.
+func (d *Device) linkNow() (netlink.Link, error) {
+	l, err := d.h.LinkByIndex(d.index)
+	return l, wrap(err, "read link %d", d.index)
+}
+
 // SetUp sets the device up or down.
 func (d *Device) SetUp(up bool) error {
 	set := d.h.LinkSetDown
 	if up {
 		set = d.h.LinkSetUp
 	}
-	if err := set(d.link()); err != nil {
-		return fmt.Errorf("set device %d up %v: %w", d.index, up, err)
-	}
-	return nil
+	return wrap(set(d.link()), "set device %d up %v", d.index, up)
 }
 
 // SetMTU sets the device MTU in octets.
 func (d *Device) SetMTU(mtu int) error {
-	if err := d.h.LinkSetMTU(d.link(), mtu); err != nil {
-		return fmt.Errorf("set MTU of device %d to %d: %w", d.index, mtu, err)
-	}
-	return nil
+	return wrap(d.h.LinkSetMTU(d.link(), mtu), "set MTU of device %d to %d", d.index, mtu)
 }
 
 // DisableAddrGen sets addr_gen_mode none: the kernel makes no link-local address.
 func (d *Device) DisableAddrGen() error {
 	const none = 1 // IN6_ADDR_GEN_MODE_NONE
-	if err := d.h.LinkSetIP6AddrGenMode(d.link(), none); err != nil {
-		return fmt.Errorf("set addr_gen_mode of device %d: %w", d.index, err)
-	}
-	return nil
+	return wrap(d.h.LinkSetIP6AddrGenMode(d.link(), none), "set addr_gen_mode of device %d", d.index)
 }
 
 // link returns a link for the library's calls, which use its index only.
@@ -292,9 +298,9 @@ func (d *Device) DisableIPv6() error { return d.SetSysctl("ipv6", "disable_ipv6"
 // SetSysctl writes value to net/<family>/conf/<device>/<key>, family "ipv4" or "ipv6", unless it
 // is there already.
 func (d *Device) SetSysctl(family, key, value string) error {
-	l, err := d.h.LinkByIndex(d.index)
+	l, err := d.linkNow()
 	if err != nil {
-		return fmt.Errorf("read link %d: %w", d.index, err)
+		return err
 	}
 	return d.writeSysctl(filepath.Join(family, "conf", l.Attrs().Name, key), value)
 }
@@ -303,16 +309,12 @@ func (d *Device) SetSysctl(family, key, value string) error {
 // the thread that opens it.
 func (d *Device) writeSysctl(path, value string) error {
 	path = filepath.Join("/proc/sys/net", path)
-	err := d.inNamespace(func() error {
+	return wrap(d.inNamespace(func() error {
 		if b, err := os.ReadFile(path); err == nil && strings.TrimSpace(string(b)) == value {
 			return nil // which is no error where /proc/sys is read-only
 		}
 		return os.WriteFile(path, []byte(value), 0)
-	})
-	if err != nil {
-		return fmt.Errorf("set sysctl: %w", err)
-	}
-	return nil
+	}), "set sysctl")
 }
 
 // inNamespace runs f in the device's network namespace.
@@ -328,10 +330,10 @@ func (d *Device) AddAddr(p netip.Prefix) error {
 		a.Flags |= unix.IFA_F_NODAD
 	}
 	err := d.h.AddrAdd(d.link(), a)
-	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("add address %v: %w", p, err)
+	if errors.Is(err, unix.EEXIST) {
+		return nil
 	}
-	return nil
+	return wrap(err, "add address %v", p)
 }
 
 // RemoveGenerated removes the link-local address that the kernel generated for the device.
@@ -367,13 +369,10 @@ func (d *Device) WaitAddr(a netip.Addr, patience time.Duration) bool {
 // DelAddr removes an address. The error is ErrNotFound if it is not there.
 func (d *Device) DelAddr(p netip.Prefix) error {
 	err := d.h.AddrDel(d.link(), addrFor(p))
-	switch {
-	case errors.Is(err, unix.EADDRNOTAVAIL):
+	if errors.Is(err, unix.EADDRNOTAVAIL) {
 		return ErrNotFound
-	case err != nil:
-		return fmt.Errorf("remove address %v: %w", p, err)
 	}
-	return nil
+	return wrap(err, "remove address %v", p)
 }
 
 func addrFor(p netip.Prefix) *netlink.Addr {

@@ -191,20 +191,18 @@ func appendQuery(b []byte, q rtnl.Query, flags, seq uint32) []byte {
 	}
 	b = append(b, family, bits, srcBits, q.TOS, 0, 0, 0, 0)
 	b = binary.NativeEndian.AppendUint32(b, flags)
-	b = appendAddrAttr(b, unix.RTA_DST, q.Dst)
+	b = appendAddr(b, unix.RTA_DST, q.Dst)
 	if q.Src.IsValid() {
-		b = appendAddrAttr(b, unix.RTA_SRC, q.Src)
+		b = appendAddr(b, unix.RTA_SRC, q.Src)
 	}
 	if q.OIF != 0 {
-		b = appendAttr32(b, unix.RTA_OIF, uint32(q.OIF))
+		b = appendAttr32(b, unix.RTA_OIF, q.OIF)
 	}
 	if q.IIF != 0 {
-		b = appendAttr32(b, unix.RTA_IIF, uint32(q.IIF))
+		b = appendAttr32(b, unix.RTA_IIF, q.IIF)
 	}
 	if knownProto(family, q.Proto) {
-		b = append(b, 5, 0, 0, 0, q.Proto, 0, 0, 0)
-		binary.NativeEndian.PutUint16(b[len(b)-8:], 5)
-		binary.NativeEndian.PutUint16(b[len(b)-6:], unix.RTA_IP_PROTO)
+		b = appendAttr(b, unix.RTA_IP_PROTO, []byte{q.Proto})
 		b = appendPort(b, unix.RTA_SPORT, q.SrcPort)
 		b = appendPort(b, unix.RTA_DPORT, q.DstPort)
 	}
@@ -224,31 +222,11 @@ func knownProto(family, proto byte) bool {
 	return false
 }
 
-func appendAddrAttr(b []byte, typ uint16, a netip.Addr) []byte {
-	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofRtAttr+a.BitLen()/8))
-	b = binary.NativeEndian.AppendUint16(b, typ)
-	if a.Is4() {
-		v := a.As4()
-		return append(b, v[:]...)
-	}
-	v := a.As16()
-	return append(b, v[:]...)
-}
-
-func appendAttr32(b []byte, typ uint16, v uint32) []byte {
-	b = binary.NativeEndian.AppendUint16(b, unix.SizeofRtAttr+4)
-	b = binary.NativeEndian.AppendUint16(b, typ)
-	return binary.NativeEndian.AppendUint32(b, v)
-}
-
-func appendPort(b []byte, typ uint16, port uint16) []byte {
+func appendPort(b []byte, typ int, port uint16) []byte {
 	if port == 0 {
 		return b
 	}
-	b = binary.NativeEndian.AppendUint16(b, unix.SizeofRtAttr+2)
-	b = binary.NativeEndian.AppendUint16(b, typ)
-	b = binary.BigEndian.AppendUint16(b, port)
-	return append(b, 0, 0)
+	return appendAttr(b, typ, []byte{byte(port >> 8), byte(port)})
 }
 
 // parseAnswer reads an answer of the kernel. mine is false if it belongs to another request than
@@ -269,10 +247,7 @@ func parseAnswer(b []byte, seq uint32, q rtnl.Query) (a rtnl.Answer, mine bool, 
 		return a, true, errShort
 	}
 	a.Table, a.Protocol, a.Type = int(m.data[4]), m.data[5], rtnl.RouteType(m.data[7])
-	dst := netip.IPv6Unspecified() // the kernel names no destination for a default route
-	if m.data[0] == unix.AF_INET {
-		dst = netip.IPv4Unspecified()
-	}
+	dst := unspecified(m.data[0]) // the kernel names no destination for a default route
 	err = eachAttr(m.data[unix.SizeofRtMsg:], func(typ int, v []byte) {
 		switch typ {
 		case unix.RTA_OIF:

@@ -2,7 +2,6 @@ package hostnet
 
 import (
 	"encoding/binary"
-	"fmt"
 	"net/netip"
 
 	"github.com/vishvananda/netlink/nl"
@@ -23,10 +22,7 @@ func (d *Device) Proxies() (addrs []netip.Addr, err error) {
 			addrs = append(addrs, a)
 		}
 	})
-	if err != nil {
-		return nil, fmt.Errorf("read proxy neighbors: %w", err)
-	}
-	return addrs, nil
+	return addrs, wrap(err, "read proxy neighbors")
 }
 
 // parseProxy reads the body of an RTM_NEWNEIGH. The address is zero if the neighbour is no proxy.

@@ -1,7 +1,6 @@
 package hostnet
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -30,9 +29,9 @@ const noticeSettle = 5 * time.Millisecond
 // Conf reads the sysctls of the device that say whether it forwards packets and answers for other
 // hosts.
 func (d *Device) Conf() (c rtnl.Conf, err error) {
-	l, err := d.h.LinkByIndex(d.index)
+	l, err := d.linkNow()
 	if err != nil {
-		return c, fmt.Errorf("read link %d: %w", d.index, err)
+		return c, err
 	}
 	name := l.Attrs().Name
 	read := func(family, device, key string) int {
@@ -55,10 +54,7 @@ func (d *Device) Conf() (c rtnl.Conf, err error) {
 		}
 		return err
 	})
-	if inner != nil {
-		return c, fmt.Errorf("read sysctls of %s: %w", name, inner)
-	}
-	return c, nil
+	return c, wrap(inner, "read sysctls of %s", name)
 }
 
 // A Notice says what may have changed.
@@ -74,49 +70,30 @@ type Notice struct {
 type Notices struct {
 	d      *Device
 	closed atomic.Bool
-	file   *os.File
-	raw    syscall.RawConn
+	sub    *subscription
 	begun  bool
 	poll   bool
 	groups []netip.Addr // as last read, where they are polled
-	buf    [1 << 14]byte
 }
 
 // Notices begins to wait. The first Next returns at once, with both fields set.
 func (d *Device) Notices() (*Notices, error) {
 	n := &Notices{d: d}
-	err := d.inNamespace(func() error {
-		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
-		if err != nil {
-			return err
-		}
-		join := func(groups ...int) (err error) {
-			for _, g := range groups {
-				err = errors.Join(err, unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, g))
-			}
-			return err
-		}
-		// The kernel takes a socket without an address for one of its own.
-		err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
-		if err := errors.Join(err, join(unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF)); err != nil {
-			unix.Close(fd)
-			return err
-		}
-		n.poll = join(unix.RTNLGRP_IPV4_MCADDR, unix.RTNLGRP_IPV6_MCADDR) != nil
-		n.file = os.NewFile(uintptr(fd), "netlink")
-		n.raw, err = n.file.SyscallConn()
+	err := d.inNamespace(func() (err error) {
+		n.sub, err = subscribe(1<<14, unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF)
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("wait for changes of sysctls and groups: %w", err)
 	}
+	n.poll = n.sub.join(unix.RTNLGRP_IPV4_MCADDR, unix.RTNLGRP_IPV6_MCADDR) != nil
 	return n, nil
 }
 
 // Close ends Next.
 func (n *Notices) Close() error {
 	n.closed.Store(true)
-	return n.file.Close()
+	return n.sub.close()
 }
 
 // Next waits for a change of this device. After Close the error is os.ErrClosed.
@@ -133,14 +110,14 @@ func (n *Notices) Next() (got Notice, err error) {
 		if got != (Notice{}) {
 			wait = noticeSettle
 		}
-		err := n.receive(&got, wait)
+		err := n.sub.receive(wait, 1, func(b []byte) { n.parse(&got, b) })
 		switch {
 		case n.closed.Load():
 			return got, os.ErrClosed
 		case err == nil:
-		case errors.Is(err, os.ErrDeadlineExceeded) && got != (Notice{}):
+		case errors.Is(err, unix.EAGAIN) && got != (Notice{}):
 			return got, nil
-		case errors.Is(err, os.ErrDeadlineExceeded):
+		case errors.Is(err, unix.EAGAIN):
 			groups, err := n.d.Groups()
 			if err == nil && !slices.Equal(groups, n.groups) {
 				n.groups, got.Groups = groups, true
@@ -152,37 +129,6 @@ func (n *Notices) Next() (got Notice, err error) {
 			return got, err
 		}
 	}
-}
-
-// receive reads one datagram of notifications, and waits for it at most wait if that is not zero.
-func (n *Notices) receive(got *Notice, wait time.Duration) error {
-	deadline := time.Time{}
-	if wait != 0 {
-		deadline = time.Now().Add(wait)
-	}
-	if err := n.file.SetReadDeadline(deadline); err != nil {
-		return err
-	}
-	var failed error
-	err := n.raw.Read(func(fd uintptr) bool {
-		size, err := unix.Read(int(fd), n.buf[:])
-		for err == unix.EINTR {
-			size, err = unix.Read(int(fd), n.buf[:])
-		}
-		switch {
-		case err == unix.EAGAIN:
-			return false
-		case err != nil:
-			failed = err
-		default:
-			n.parse(got, n.buf[:size])
-		}
-		return true
-	})
-	if failed != nil {
-		return failed
-	}
-	return err
 }
 
 // parse adds to got what the messages in b say about the device.
@@ -210,17 +156,12 @@ func readNotice(m *syscall.NetlinkMessage, index int) (conf, groups bool) {
 	case unix.RTM_NEWMULTICAST, unix.RTM_DELMULTICAST:
 		return false, len(m.Data) >= unix.SizeofIfAddrmsg && u32(m.Data[4:]) == index
 	case unix.RTM_NEWNETCONF:
-		for b := m.Data[min(netconfHeader, len(m.Data)):]; len(b) >= 8; {
-			size := int(binary.NativeEndian.Uint16(b))
-			if size < 4 || size > len(b) {
-				return true, false
+		err := eachAttr(m.Data[min(netconfHeader, len(m.Data)):], func(typ int, v []byte) {
+			if i := int(int32(u32(v))); typ == netconfIfindex && len(v) == 4 {
+				conf = conf || i == index || i == allDevices
 			}
-			if binary.NativeEndian.Uint16(b[2:]) == netconfIfindex && size == 8 {
-				i := int(int32(u32(b[4:])))
-				return i == index || i == allDevices, false
-			}
-			b = b[min((size+3)&^3, len(b)):]
-		}
+		})
+		return conf || err != nil, false
 	}
 	return false, false
 }

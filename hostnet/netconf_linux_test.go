@@ -131,7 +131,7 @@ func TestSilentGroups(t *testing.T) {
 		}
 		if poll { // as if it did not
 			n.poll = true
-			n.raw.Control(func(fd uintptr) {
+			n.sub.raw.Control(func(fd uintptr) {
 				for _, g := range []int{unix.RTNLGRP_IPV4_MCADDR, unix.RTNLGRP_IPV6_MCADDR} {
 					unix.SetsockoptInt(int(fd), unix.SOL_NETLINK, unix.NETLINK_DROP_MEMBERSHIP, g)
 				}

@@ -1,6 +1,7 @@
 package hostnet
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"ipoibcm/rtnl"
@@ -26,6 +27,16 @@ func eachAttr(b []byte, f func(typ int, v []byte)) error {
 	return nil
 }
 
+// attrs returns the values of the attributes of one type in b.
+func attrs(b []byte, typ int) (values [][]byte) {
+	eachAttr(b, func(t int, v []byte) {
+		if t == typ {
+			values = append(values, v)
+		}
+	})
+	return values
+}
+
 func u32(v []byte) int {
 	if len(v) < 4 {
 		return 0
@@ -38,12 +49,25 @@ func addrOf(v []byte) netip.Addr {
 	return a
 }
 
+func familyOf(a netip.Addr) byte {
+	if a.Is4() {
+		return unix.AF_INET
+	}
+	return unix.AF_INET6
+}
+
+func unspecified(family byte) netip.Addr {
+	if family == unix.AF_INET {
+		return netip.IPv4Unspecified()
+	}
+	return netip.IPv6Unspecified()
+}
+
 // A routeMsg is a route, and the fields that tell whether it concerns a device.
 type routeMsg struct {
 	rtnl.Route
 	oif       int
-	hops      []int // interface indices of a multipath route
-	exception bool  // a learned path MTU, not a route
+	exception bool // a learned path MTU, not a route
 }
 
 // parseRoute reads the body of an RTM_NEWROUTE or RTM_DELROUTE.
@@ -56,12 +80,10 @@ func parseRoute(b []byte) (m routeMsg, err error) {
 	flags := binary.NativeEndian.Uint32(b[8:])
 	m.OnLink = flags&unix.RTNH_F_ONLINK != 0
 	m.exception = flags&unix.RTM_F_CLONED != 0
-	dst := netip.IPv6Unspecified()
-	if family == unix.AF_INET {
-		dst = netip.IPv4Unspecified()
-	} else if family != unix.AF_INET6 {
+	if family != unix.AF_INET && family != unix.AF_INET6 {
 		return m, errors.New("hostnet: route of another family")
 	}
+	dst := unspecified(family)
 	err = eachAttr(b[unix.SizeofRtMsg:], func(typ int, v []byte) {
 		switch typ {
 		case unix.RTA_OIF:
@@ -80,15 +102,6 @@ func parseRoute(b []byte) (m routeMsg, err error) {
 			}
 		case unix.RTA_METRICS:
 			m.parseMetrics(v)
-		case unix.RTA_MULTIPATH:
-			for len(v) >= unix.SizeofRtNexthop {
-				n := int(binary.NativeEndian.Uint16(v))
-				if n < unix.SizeofRtNexthop || n > len(v) {
-					break
-				}
-				m.hops = append(m.hops, u32(v[4:]))
-				v = v[min((n+3)&^3, len(v)):]
-			}
 		default:
 			routeAddr(typ, v, &dst, &m.Via, &m.Src)
 		}
@@ -130,87 +143,83 @@ func (m *routeMsg) parseMetrics(b []byte) {
 		case unix.RTAX_ADVMSS:
 			m.AdvMSS = u32(v)
 		default:
-			other.Write(attr(typ, v))
+			other.Write(appendAttr(nil, typ, v))
 		}
 	})
 	m.Other = other.String()
 }
 
-// attr returns one attribute, padded.
-func attr(typ int, v []byte) []byte {
-	b := binary.NativeEndian.AppendUint16(nil, uint16(unix.SizeofRtAttr+len(v)))
+// appendAttr appends one attribute, padded.
+func appendAttr(b []byte, typ int, v []byte) []byte {
+	b = binary.NativeEndian.AppendUint16(b, uint16(unix.SizeofRtAttr+len(v)))
 	b = binary.NativeEndian.AppendUint16(b, uint16(typ))
 	b = append(b, v...)
-	return append(b, make([]byte, -len(b)&3)...)
+	return append(b, make([]byte, -len(v)&3)...)
 }
 
-func attr32(typ int, v int) []byte {
-	return attr(typ, binary.NativeEndian.AppendUint32(nil, uint32(v)))
+func appendAttr32(b []byte, typ, v int) []byte {
+	var n [4]byte
+	binary.NativeEndian.PutUint32(n[:], uint32(v))
+	return appendAttr(b, typ, n[:])
+}
+
+func appendAddr(b []byte, typ int, a netip.Addr) []byte {
+	v := a.As16() // IPv4 is its end
+	return appendAttr(b, typ, v[16-a.BitLen()/8:])
 }
 
 // appendRoute appends the body of a request about r on the device. A removal has only the fields
 // that identify the route.
 func appendRoute(b []byte, r rtnl.Route, index int, removal bool) []byte {
-	family := byte(unix.AF_INET6)
-	if r.Dst.Addr().Is4() {
-		family = unix.AF_INET
-	}
-	typ := r.Type
-	if typ == 0 {
-		typ = rtnl.Unicast
-	}
-	table := r.Table
-	if table == 0 {
-		table = rtnl.TableMain
-	}
+	typ, table := cmp.Or(r.Type, rtnl.Unicast), cmp.Or(r.Table, rtnl.TableMain)
 	var flags uint32
 	if r.OnLink {
 		flags = unix.RTNH_F_ONLINK
 	}
-	b = append(b, family, byte(r.Dst.Bits()), 0, r.TOS, byte(min(table, 252)), r.Protocol, r.Scope, byte(typ))
+	b = append(b, familyOf(r.Dst.Addr()), byte(r.Dst.Bits()), 0, r.TOS, byte(min(table, 252)), r.Protocol, r.Scope, byte(typ))
 	if table <= 255 {
 		b[len(b)-4] = byte(table)
 	}
 	b = binary.NativeEndian.AppendUint32(b, flags)
-	b = append(b, attr32(unix.RTA_TABLE, table)...)
+	b = appendAttr32(b, unix.RTA_TABLE, table)
 	if r.Dst.Bits() > 0 {
-		b = append(b, attr(unix.RTA_DST, r.Dst.Addr().AsSlice())...)
+		b = appendAddr(b, unix.RTA_DST, r.Dst.Addr())
 	}
-	b = append(b, attr32(unix.RTA_OIF, index)...)
+	b = appendAttr32(b, unix.RTA_OIF, index)
 	if r.Metric != 0 {
-		b = append(b, attr32(unix.RTA_PRIORITY, int(r.Metric))...)
+		b = appendAttr32(b, unix.RTA_PRIORITY, int(r.Metric))
 	}
 	switch {
 	case !r.Via.IsValid():
 	case r.Via.Is4() == r.Dst.Addr().Is4():
-		b = append(b, attr(unix.RTA_GATEWAY, r.Via.AsSlice())...)
+		b = appendAddr(b, unix.RTA_GATEWAY, r.Via)
 	default:
-		b = append(b, attr(unix.RTA_VIA, append(binary.NativeEndian.AppendUint16(nil, unix.AF_INET6), r.Via.AsSlice()...))...)
+		b = appendAttr(b, unix.RTA_VIA, append(binary.NativeEndian.AppendUint16(nil, unix.AF_INET6), r.Via.AsSlice()...))
 	}
 	if removal {
 		return b
 	}
 	if r.Src.IsValid() {
-		b = append(b, attr(unix.RTA_PREFSRC, r.Src.AsSlice())...)
+		b = appendAddr(b, unix.RTA_PREFSRC, r.Src)
 	}
 	if r.Pref != 0 {
-		b = append(b, attr(unix.RTA_PREF, []byte{r.Pref})...)
+		b = appendAttr(b, unix.RTA_PREF, []byte{r.Pref})
 	}
 	if r.Expires != 0 {
-		b = append(b, attr32(unix.RTA_EXPIRES, r.Expires)...)
+		b = appendAttr32(b, unix.RTA_EXPIRES, r.Expires)
 	}
 	metrics := []byte(r.Other)
 	if r.MTU != 0 {
-		metrics = append(metrics, attr32(unix.RTAX_MTU, r.MTU)...)
+		metrics = appendAttr32(metrics, unix.RTAX_MTU, r.MTU)
 		if r.MTULock {
-			metrics = append(metrics, attr32(unix.RTAX_LOCK, 1<<unix.RTAX_MTU)...)
+			metrics = appendAttr32(metrics, unix.RTAX_LOCK, 1<<unix.RTAX_MTU)
 		}
 	}
 	if r.AdvMSS != 0 {
-		metrics = append(metrics, attr32(unix.RTAX_ADVMSS, r.AdvMSS)...)
+		metrics = appendAttr32(metrics, unix.RTAX_ADVMSS, r.AdvMSS)
 	}
 	if len(metrics) > 0 {
-		b = append(b, attr(unix.RTA_METRICS|unix.NLA_F_NESTED, metrics)...)
+		b = appendAttr(b, unix.RTA_METRICS|unix.NLA_F_NESTED, metrics)
 	}
 	return b
 }

@@ -2,6 +2,7 @@ package hostnet
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/binary"
 	"encoding/hex"
 	"errors"
@@ -166,12 +167,21 @@ func (d *Device) RemoveOurs() (int, error) {
 		if err != nil {
 			return removed, fmt.Errorf("read routes: %w", err)
 		}
-		for _, r := range routes { // stand-ins that a crash left too
-			if err := d.DelRoute(r); err == nil {
-				removed++
-			} else if !errors.Is(err, ErrNotFound) {
-				return removed, err
-			}
+		n, err := removeAll(routes, d.DelRoute) // stand-ins that a crash left too
+		if removed += n; err != nil {
+			return removed, err
+		}
+	}
+	return removed, nil
+}
+
+// removeAll removes each of list and returns how many were there. It stops at the first error.
+func removeAll[T any](list []T, remove func(T) error) (removed int, err error) {
+	for _, v := range list {
+		if err := remove(v); err == nil {
+			removed++
+		} else if !errors.Is(err, ErrNotFound) {
+			return removed, err
 		}
 	}
 	return removed, nil
@@ -205,20 +215,10 @@ func (d *Device) FlushExceptions() error {
 
 // normal replaces zero fields of r by the values that they stand for.
 func normal(r rtnl.Route) rtnl.Route {
-	if r.Protocol == 0 {
-		r.Protocol = rtnl.Protocol
-	}
-	if r.Type == 0 {
-		r.Type = rtnl.Unicast
-	}
-	if r.Table == 0 {
-		r.Table = rtnl.TableMain
-	}
+	r.Protocol = cmp.Or(r.Protocol, rtnl.Protocol)
+	r.Type, r.Table = cmp.Or(r.Type, rtnl.Unicast), cmp.Or(r.Table, rtnl.TableMain)
 	if r.Dst.Addr().Is6() {
-		r.Scope = 0
-		if r.Metric == 0 {
-			r.Metric = hostMetric
-		}
+		r.Scope, r.Metric = 0, cmp.Or(r.Metric, hostMetric)
 	} else if r.Scope == 0 && !r.Via.IsValid() {
 		r.Scope = rtnl.ScopeLink // the kernel refuses an on-link route of wider scope
 	}
@@ -238,10 +238,7 @@ func (d *Device) request(typ, flags int, body []byte) error {
 }
 
 func wrapRoute(what string, r rtnl.Route, err error) error {
-	if err == nil {
-		return nil
-	}
-	return fmt.Errorf("%s route %v: %w", what, r, err)
+	return wrap(err, "%s route %v", what, r)
 }
 
 // Groups returns the multicast groups that the kernel has joined on the device. Solicited-node
@@ -259,10 +256,7 @@ func (d *Device) Groups() (groups []netip.Addr, err error) {
 		groups = append(parseIGMP(string(v4), d.index), parseIGMP6(string(v6), d.index)...)
 		return nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("read multicast groups: %w", err)
-	}
-	return groups, nil
+	return groups, wrap(err, "read multicast groups")
 }
 
 // parseIGMP reads /proc/net/igmp. It has a line per device, and below it an indented line per

@@ -34,10 +34,7 @@ func parseRule(b []byte) (m ruleMsg, err error) {
 	if srcLen != 0 || tos != 0 {
 		m.fields = rtnl.WithSource
 	}
-	dst := netip.IPv6Unspecified()
-	if m.family == unix.AF_INET {
-		dst = netip.IPv4Unspecified()
-	}
+	dst := unspecified(m.family)
 	err = eachAttr(b[sizeofRuleHdr:], func(typ int, v []byte) {
 		m.fields = max(m.fields, attrFields(typ))
 		switch typ {
@@ -86,24 +83,20 @@ func attrFields(typ int) rtnl.Fields {
 
 // appendRule appends the body of a request about a rule of ours.
 func appendRule(b []byte, r rtnl.Rule) []byte {
-	family := byte(unix.AF_INET6)
-	if r.To.Addr().Is4() {
-		family = unix.AF_INET
-	}
 	table := byte(0)
 	if r.Table <= 255 {
 		table = byte(r.Table)
 	}
-	b = append(b, family, byte(r.To.Bits()), 0, 0, table, 0, 0, unix.FR_ACT_TO_TBL, 0, 0, 0, 0)
+	b = append(b, familyOf(r.To.Addr()), byte(r.To.Bits()), 0, 0, table, 0, 0, unix.FR_ACT_TO_TBL, 0, 0, 0, 0)
 	if r.To.Bits() > 0 {
-		b = append(b, attr(unix.FRA_DST, r.To.Addr().AsSlice())...)
+		b = appendAddr(b, unix.FRA_DST, r.To.Addr())
 	}
 	if r.OIF != "" {
-		b = append(b, attr(unix.FRA_OIFNAME, append([]byte(r.OIF), 0))...)
+		b = appendAttr(b, unix.FRA_OIFNAME, append([]byte(r.OIF), 0))
 	}
-	b = append(b, attr32(unix.FRA_PRIORITY, r.Priority)...)
-	b = append(b, attr32(unix.FRA_TABLE, r.Table)...)
-	return append(b, attr(unix.FRA_PROTOCOL, []byte{rtnl.Protocol})...)
+	b = appendAttr32(b, unix.FRA_PRIORITY, r.Priority)
+	b = appendAttr32(b, unix.FRA_TABLE, r.Table)
+	return appendAttr(b, unix.FRA_PROTOCOL, []byte{rtnl.Protocol})
 }
 
 // AddRule adds a policy rule of ours. It is no error if that rule, or somebody else's with the
@@ -127,13 +120,10 @@ func (d *Device) DelRule(r rtnl.Rule) error {
 	d.rulesMu.Lock()
 	delete(d.rules, r)
 	d.rulesMu.Unlock()
-	switch {
-	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ESRCH):
+	if isAbsent(err) {
 		return ErrNotFound
-	case err != nil:
-		return fmt.Errorf("remove rule %+v: %w", r, err)
 	}
-	return nil
+	return wrap(err, "remove rule %+v", r)
 }
 
 // dumpRules reads the policy rules of IPv4 and IPv6.
@@ -148,10 +138,7 @@ func (d *Device) dumpRules() (rules []ruleMsg, err error) {
 			rules = append(rules, m)
 		}
 	})
-	if err != nil {
-		return nil, fmt.Errorf("read rules: %w", err)
-	}
-	return rules, nil
+	return rules, wrap(err, "read rules")
 }
 
 // ruleFields returns which fields of a packet the policy rules look at. Our rules do not count: a
@@ -172,34 +159,27 @@ func (d *Device) removeRules() (removed int, err error) {
 	d.rulesMu.Lock()
 	made := slices.Collect(maps.Keys(d.rules))
 	d.rulesMu.Unlock()
-	for _, r := range made {
-		if err := d.DelRule(r); err == nil {
-			removed++
-		} else if !errors.Is(err, ErrNotFound) {
-			return removed, err
-		}
+	if removed, err = removeAll(made, d.DelRule); err != nil {
+		return removed, err
 	}
-	l, err := d.h.LinkByIndex(d.index)
+	l, err := d.linkNow()
 	if _, gone := errors.AsType[netlink.LinkNotFoundError](err); gone {
 		return removed, ErrNotFound
 	} else if err != nil {
-		return removed, fmt.Errorf("read link %d: %w", d.index, err)
+		return removed, err
 	}
 	rules, err := d.dumpRules()
 	if err != nil {
 		return removed, err
 	}
+	var named []rtnl.Rule
 	for _, m := range rules {
-		if m.protocol != rtnl.Protocol || m.OIF != l.Attrs().Name {
-			continue
-		}
-		if err := d.DelRule(m.Rule); err == nil {
-			removed++
-		} else if !errors.Is(err, ErrNotFound) {
-			return removed, err
+		if m.protocol == rtnl.Protocol && m.OIF == l.Attrs().Name {
+			named = append(named, m.Rule)
 		}
 	}
-	return removed, nil
+	n, err := removeAll(named, d.DelRule)
+	return removed + n, err
 }
 
 // sourced reports whether any device has a route that only packets of one source or DSCP take.

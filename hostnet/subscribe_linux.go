@@ -1,6 +1,7 @@
 package hostnet
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"syscall"
@@ -9,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// eventBatch bounds the datagrams that one receive reads. Then the reader of Events gets their
+// eventBatch bounds the datagrams that the watch reads at a time. Then the reader of Events gets their
 // Rerouted events.
 const eventBatch = 64
 
@@ -24,27 +25,37 @@ type subscription struct {
 	buf  []byte
 }
 
-// subscribe joins netlink groups in the network namespace of the calling thread.
-func subscribe(groups ...uint) (*subscription, error) {
+// subscribe opens a netlink socket in the network namespace of the calling thread and joins groups. It reads
+// datagrams of at most that many octets.
+func subscribe(octets int, groups ...int) (*subscription, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to netlink: %w", err)
 	}
-	addr := unix.SockaddrNetlink{Family: unix.AF_NETLINK}
-	for _, g := range groups {
-		addr.Groups |= 1 << (g - 1)
+	s := &subscription{file: os.NewFile(uintptr(fd), "netlink"), buf: make([]byte, octets)}
+	// The kernel takes a socket without an address for one of its own.
+	err = unix.Bind(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK})
+	if err == nil {
+		s.raw, err = s.file.SyscallConn()
 	}
-	if err := unix.Bind(fd, &addr); err != nil {
-		unix.Close(fd)
-		return nil, fmt.Errorf("subscribe to netlink: %w", err)
+	if err == nil {
+		err = s.join(groups...)
 	}
-	s := &subscription{file: os.NewFile(uintptr(fd), "netlink"), buf: make([]byte, maxEvent)}
-	if s.raw, err = s.file.SyscallConn(); err != nil {
+	if err != nil {
 		s.file.Close()
 		return nil, fmt.Errorf("subscribe to netlink: %w", err)
 	}
-	s.setBuffer(1 << 20)
 	return s, nil
+}
+
+// join joins netlink groups.
+func (s *subscription) join(groups ...int) (err error) {
+	failed := s.raw.Control(func(fd uintptr) {
+		for _, g := range groups {
+			err = errors.Join(err, unix.SetsockoptInt(int(fd), unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, g))
+		}
+	})
+	return errors.Join(failed, err)
 }
 
 // setBuffer sets the size of the receive buffer, past the system's limit if that is allowed.
@@ -59,10 +70,10 @@ func (s *subscription) setBuffer(octets int) {
 
 func (s *subscription) close() error { return s.file.Close() }
 
-// receive waits for notifications, at most wait if that is not zero. It calls f for each message
-// that is there, of at most eventBatch datagrams. The message is valid until f returns. The error
-// is EAGAIN after wait, else the system's.
-func (s *subscription) receive(wait time.Duration, f func(*message)) error {
+// receive waits for notifications, at most wait if that is not zero. It calls f for each datagram
+// that is there, for at most limit of them. The datagram is valid until f returns. The error is
+// EAGAIN after wait, else the system's.
+func (s *subscription) receive(wait time.Duration, limit int, f func(b []byte)) error {
 	var deadline time.Time
 	if wait != 0 {
 		deadline = time.Now().Add(wait)
@@ -72,24 +83,16 @@ func (s *subscription) receive(wait time.Duration, f func(*message)) error {
 	}
 	var failed error
 	err := s.raw.Read(func(fd uintptr) (done bool) {
-		for range eventBatch {
+		for range limit {
 			n, err := retry(func() (int, error) { return unix.Read(int(fd), s.buf) })
 			if err == unix.EAGAIN {
 				return done
 			}
-			done = true
-			if err != nil {
+			if done = true; err != nil {
 				failed = err
 				return done
 			}
-			for b := s.buf[:n]; ; {
-				m, rest, ok := nextMessage(b)
-				if !ok {
-					break
-				}
-				f(&m)
-				b = rest
-			}
+			f(s.buf[:n])
 		}
 		return done
 	})

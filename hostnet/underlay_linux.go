@@ -165,8 +165,8 @@ func (e *ethtool) close() {
 	}
 }
 
-// get sends one request about a device and returns the attributes of the reply.
-func (e *ethtool) get(cmd uint8, name string) *mnl.AttributeDecoder {
+// get sends one request about a device and returns the attributes of the reply, none if there is no reply.
+func (e *ethtool) get(cmd uint8, name string) []byte {
 	const header = 1 // the same in every request
 	if e == nil {
 		return nil
@@ -186,20 +186,13 @@ func (e *ethtool) get(cmd uint8, name string) *mnl.AttributeDecoder {
 	if err != nil || len(msgs) == 0 {
 		return nil
 	}
-	ad, err := mnl.NewAttributeDecoder(msgs[0].Data)
-	if err != nil {
-		return nil
-	}
-	return ad
+	return msgs[0].Data
 }
 
 func (e *ethtool) speed(name string) int {
-	ad := e.get(unix.ETHTOOL_MSG_LINKMODES_GET, name)
-	for ad != nil && ad.Next() {
-		if ad.Type() == unix.ETHTOOL_A_LINKMODES_SPEED {
-			if v := int32(ad.Uint32()); v > 0 { // -1 is unknown
-				return int(v)
-			}
+	for _, v := range attrs(e.get(unix.ETHTOOL_MSG_LINKMODES_GET, name), unix.ETHTOOL_A_LINKMODES_SPEED) {
+		if speed := int32(u32(v)); speed > 0 { // -1 is unknown
+			return int(speed)
 		}
 	}
 	return 0
@@ -207,32 +200,14 @@ func (e *ethtool) speed(name string) int {
 
 // features returns the names in the bit set of active features.
 func (e *ethtool) features(name string) (names []string) {
-	ad := e.get(unix.ETHTOOL_MSG_FEATURES_GET, name)
-	for ad != nil && ad.Next() {
-		if ad.Type() != unix.ETHTOOL_A_FEATURES_ACTIVE {
-			continue
-		}
-		ad.Nested(func(set *mnl.AttributeDecoder) error {
-			for set.Next() {
-				if set.Type() != unix.ETHTOOL_A_BITSET_BITS {
-					continue
+	for _, active := range attrs(e.get(unix.ETHTOOL_MSG_FEATURES_GET, name), unix.ETHTOOL_A_FEATURES_ACTIVE) {
+		for _, bits := range attrs(active, unix.ETHTOOL_A_BITSET_BITS) {
+			for _, bit := range attrs(bits, unix.ETHTOOL_A_BITSET_BITS_BIT) {
+				for _, name := range attrs(bit, unix.ETHTOOL_A_BITSET_BIT_NAME) {
+					names = append(names, unix.ByteSliceToString(name))
 				}
-				set.Nested(func(bits *mnl.AttributeDecoder) error {
-					for bits.Next() {
-						bits.Nested(func(bit *mnl.AttributeDecoder) error {
-							for bit.Next() {
-								if bit.Type() == unix.ETHTOOL_A_BITSET_BIT_NAME {
-									names = append(names, bit.String())
-								}
-							}
-							return nil
-						})
-					}
-					return nil
-				})
 			}
-			return nil
-		})
+		}
 	}
 	slices.Sort(names)
 	return names

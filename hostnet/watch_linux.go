@@ -27,7 +27,7 @@ const (
 )
 
 // groups are the notifications that the watch looks at.
-var groups = []uint{
+var groups = []int{
 	unix.RTNLGRP_LINK, unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR,
 	unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE, unix.RTNLGRP_IPV4_RULE, unix.RTNLGRP_IPV6_RULE,
 	unix.RTNLGRP_IPV4_NETCONF, unix.RTNLGRP_IPV6_NETCONF, unix.RTNLGRP_NEXTHOP,
@@ -101,7 +101,7 @@ type watcher struct {
 // watch turns netlink messages into events until the socket is closed.
 func (w *watcher) watch() {
 	for {
-		err := w.sub.receive(w.patience(), w.message)
+		err := w.sub.receive(w.patience(), eventBatch, w.datagram)
 		if w.closed.Load() {
 			return
 		}
@@ -176,6 +176,12 @@ func (w *watcher) fields() rtnl.Fields {
 		return max(w.ruleFields, rtnl.WithSource)
 	}
 	return w.ruleFields
+}
+
+func (w *watcher) datagram(b []byte) {
+	for m, rest, ok := nextMessage(b); ok; m, rest, ok = nextMessage(rest) {
+		w.message(&m)
+	}
 }
 
 func (w *watcher) message(m *message) {

@@ -82,24 +82,29 @@ type Enhanced struct {
 	IRD, ORD   Depth
 }
 
+// flagA is a bit of the wire form, whose first half is flags A and B and the IRD, the second flags C and D
+// and the ORD.
+const flagA = 1 << 31
+
+// rtrFlags are flags B, C and D.
+var rtrFlags = [...]struct {
+	kind RTRTypes
+	bit  uint32
+}{{RTRSend, 1 << 30}, {RTRWrite, 1 << 15}, {RTRRead, 1 << 14}}
+
 // Append appends the wire form. Without flag A the flags B, C and D are sent
 // as zero.
 func (e Enhanced) Append(b []byte) []byte {
-	ird, ord := uint16(e.IRD&DepthULP), uint16(e.ORD&DepthULP)
+	word := uint32(e.IRD&DepthULP)<<16 | uint32(e.ORD&DepthULP)
 	if e.PeerToPeer {
-		ird |= 0x8000
-		if e.RTR&RTRSend != 0 {
-			ird |= 0x4000
-		}
-		if e.RTR&RTRWrite != 0 {
-			ord |= 0x8000
-		}
-		if e.RTR&RTRRead != 0 {
-			ord |= 0x4000
+		word |= flagA
+		for _, f := range rtrFlags {
+			if e.RTR&f.kind != 0 {
+				word |= f.bit
+			}
 		}
 	}
-	b = binary.BigEndian.AppendUint16(b, ird)
-	return binary.BigEndian.AppendUint16(b, ord)
+	return binary.BigEndian.AppendUint32(b, word)
 }
 
 // UnmarshalBinary sets e from the first EnhancedLen octets of b. It keeps flags B, C and D even
@@ -108,16 +113,12 @@ func (e *Enhanced) UnmarshalBinary(b []byte) error {
 	if len(b) < EnhancedLen {
 		return &wire.ShortError{What: "enhanced MPA data", Need: EnhancedLen, Have: len(b)}
 	}
-	ird, ord := binary.BigEndian.Uint16(b), binary.BigEndian.Uint16(b[2:])
-	*e = Enhanced{PeerToPeer: ird&0x8000 != 0, IRD: Depth(ird) & DepthULP, ORD: Depth(ord) & DepthULP}
-	if ird&0x4000 != 0 {
-		e.RTR |= RTRSend
-	}
-	if ord&0x8000 != 0 {
-		e.RTR |= RTRWrite
-	}
-	if ord&0x4000 != 0 {
-		e.RTR |= RTRRead
+	word := binary.BigEndian.Uint32(b)
+	*e = Enhanced{PeerToPeer: word&flagA != 0, IRD: Depth(word>>16) & DepthULP, ORD: Depth(word) & DepthULP}
+	for _, f := range rtrFlags {
+		if word&f.bit != 0 {
+			e.RTR |= f.kind
+		}
 	}
 	return nil
 }

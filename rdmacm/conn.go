@@ -48,12 +48,10 @@ func (c *Conn) Done() <-chan struct{} { return c.done }
 // Err returns why the connection ended, once Done is closed. It is nil before that, after Close,
 // and after a fatal error of the queue pair, upon which the Port calls Close.
 func (c *Conn) Err() error {
-	select {
-	case <-c.done:
-		return c.end
-	default:
+	if !closed(c.done) {
 		return nil
 	}
+	return c.end
 }
 
 // Received tells the Conn that a message has arrived on the queue pair, which shows as much as an
@@ -63,10 +61,8 @@ func (c *Conn) Received() { c.port.do(cm.DataOnQP{QPN: c.setup.QP.QPN()}) }
 // Close ends the connection with a DREQ and moves the queue pair to ERR. It does
 // not wait for the peer's DREP.
 func (c *Conn) Close() {
-	select {
-	case <-c.done:
+	if closed(c.done) {
 		return
-	default:
 	}
 	c.port.do(cm.Disconnect{Handle: c.handle})
 	_ = c.setup.QP.Modify(verbs.QPAttr{State: verbs.StateError}) // gone already is as good
@@ -74,11 +70,26 @@ func (c *Conn) Close() {
 
 // settle closes settled, once; err is nil if the connection is up. port.mu is held.
 func (c *Conn) settle(err error) {
-	select {
-	case <-c.settled:
-	default:
+	if !closed(c.settled) {
 		c.err = err
 		close(c.settled)
+	}
+}
+
+// outcome returns c, or why it did not come up. settled is closed.
+func (c *Conn) outcome() (*Conn, error) {
+	if c.err != nil {
+		return nil, c.err
+	}
+	return c, nil
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
 }
 

@@ -116,10 +116,7 @@ func (r *Request) Accept(ctx context.Context, s Setup) (*Conn, error) {
 	}
 	select {
 	case <-c.settled:
-		if c.err != nil {
-			return nil, c.err
-		}
-		return c, nil
+		return c.outcome()
 	case <-ctx.Done():
 		c.Close()
 		return nil, context.Cause(ctx)

@@ -1,6 +1,7 @@
 package rdmacm
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -72,12 +73,7 @@ func Open(opt Options) (*Port, error) {
 	if len(port.GIDs) == 0 {
 		return nil, ErrNoAddress
 	}
-	if opt.CM.GID.IsZero() {
-		opt.CM.GID = port.GIDs[0]
-	}
-	if opt.CM.CAGUID == 0 {
-		opt.CM.CAGUID = port.GUID
-	}
+	opt.CM.GID, opt.CM.CAGUID = cmp.Or(opt.CM.GID, port.GIDs[0]), cmp.Or(opt.CM.CAGUID, port.GUID)
 	if opt.CM.Rand == nil {
 		opt.CM.Rand = unpredictable{}
 	}
@@ -176,25 +172,18 @@ func (p *Port) MAD(m *verbs.MAD) { p.do(cm.RecvMAD{MAD: m}) }
 
 // Event handles an asynchronous event of the provider.
 func (p *Port) Event(ev verbs.Event) {
-	switch ev.Kind {
-	case verbs.CommEst:
-		p.mu.Lock()
-		mine := p.byQPN[ev.QPN] != nil
-		p.mu.Unlock()
-		if mine {
-			p.do(cm.DataOnQP{QPN: ev.QPN})
-		}
-	case verbs.GIDChange:
-		p.mu.Lock()
+	p.mu.Lock()
+	c := p.byQPN[ev.QPN]
+	if ev.Kind == verbs.GIDChange {
 		p.follow()
-		p.unlock()
-	case verbs.QPFatal:
-		p.mu.Lock()
-		c := p.byQPN[ev.QPN]
-		p.mu.Unlock()
-		if c != nil {
-			c.Close()
-		}
+	}
+	p.unlock()
+	switch {
+	case c == nil:
+	case ev.Kind == verbs.CommEst:
+		c.Received()
+	case ev.Kind == verbs.QPFatal:
+		c.Close()
 	}
 }
 
@@ -363,10 +352,7 @@ func (p *Port) Dial(ctx context.Context, remote netip.Addr, port uint16, s Setup
 		}
 		return nil, context.Cause(ctx)
 	}
-	if c.err != nil {
-		return nil, c.err
-	}
-	return c, nil
+	return c.outcome()
 }
 
 // notify makes run look at the deadline again.
@@ -380,18 +366,15 @@ func (p *Port) notify() {
 // gid returns the first local GID of remote's address family. It prefers one that is link-local if
 // remote is, and one that is not if remote is not.
 func (p *Port) gid(remote netip.Addr) (ib.GID, error) {
-	for _, g := range p.opt.Provider.Port().GIDs {
-		a := g.Addr()
-		if a.Unmap().Is4() == remote.Unmap().Is4() && a.IsLinkLocalUnicast() == remote.Unmap().IsLinkLocalUnicast() {
-			return g, nil
-		}
+	remote = remote.Unmap()
+	family := slices.DeleteFunc(slices.Clone(p.opt.Provider.Port().GIDs),
+		func(g ib.GID) bool { return g.Is4() != remote.Is4() })
+	if len(family) == 0 {
+		return ib.GID{}, ErrNoAddress
 	}
-	for _, g := range p.opt.Provider.Port().GIDs {
-		if g.Addr().Unmap().Is4() == remote.Unmap().Is4() {
-			return g, nil
-		}
-	}
-	return ib.GID{}, ErrNoAddress
+	i := slices.IndexFunc(family,
+		func(g ib.GID) bool { return g.Addr().IsLinkLocalUnicast() == remote.IsLinkLocalUnicast() })
+	return family[max(i, 0)], nil
 }
 
 // gidOf returns the GID of an IP address on RoCE: the address itself, IPv4 mapped.

@@ -44,7 +44,7 @@ func (b *bench) besideBusy(ctx context.Context, m *mesh) error {
 		return fmt.Errorf("none of %d pings was answered", p.sent)
 	}
 	for _, q := range []float64{0.50, 0.99} {
-		b.r.add(m.at.key(testBusy, busyVariant(q), m.contender), "ms", quantile(p.ms, q))
+		b.r.add(m.key(testBusy, busyVariant(q)), "ms", quantile(p.ms, q))
 	}
 	return nil
 }

@@ -45,9 +45,6 @@ type coreResult struct {
 	other   float64 // share of the sent packets that another thread than the connection's read from the TUN
 }
 
-// each returns the goodput for each processor used, in Gb/s.
-func (r coreResult) each() float64 { return r.mbps / 1000 / r.used }
-
 // cores measures goodput with 1, 2 and 4 data threads.
 func (b *bench) cores(ctx context.Context, dir string) error {
 	root, err := cpuGroups()
@@ -90,17 +87,17 @@ func (b *bench) cores(ctx context.Context, dir string) error {
 
 // coreRound measures goodput in both directions with n data threads, and n loops after each.
 func (b *bench) coreRound(ctx context.Context, g *coreGroups, mode string, n int) (list []coreResult, err error) {
-	m, err := b.newMesh(ctx, mode, meshKind{at: place{9000, family6}, hosts: coreHosts, threads: n})
+	m, err := b.newMesh(ctx, mode, meshKind{at: place{9000, family6}, size: coreHosts, threads: n})
 	if err != nil {
 		return nil, err
 	}
 	defer m.close()
-	pid := m.agents[meshSender].PID()
-	defer g.leave(pid)
-	if err := g.enter(pid, n); err != nil {
+	g.pid, g.n = m.agents[meshSender].PID(), n
+	defer g.leave()
+	if err := g.sort(); err != nil {
 		return nil, err
 	}
-	d := time.Duration(b.seconds) * time.Second
+	d := b.transferTime(0)
 	for _, receive := range []bool{false, true} {
 		r := coreResult{mode: mode, receive: receive, threads: n}
 		if err = b.coreGoodput(ctx, m, g, &r, d); err != nil {
@@ -116,31 +113,21 @@ func (b *bench) coreRound(ctx context.Context, g *coreGroups, mode string, n int
 
 // coreGoodput fills in the goodput of all flows together, the processors used, and r.other.
 func (b *bench) coreGoodput(ctx context.Context, m *mesh, g *coreGroups, r *coreResult, d time.Duration) error {
-	var loads []*background
-	defer func() {
-		for _, l := range loads {
-			l.stop()
-		}
-	}()
+	var loads backgrounds
+	defer func() { loads.stop() }()
 	for i := range m.hosts[meshPeer:] {
 		from, to := meshSender, meshPeer+i
 		if r.receive {
 			from, to = to, from
 		}
-		l, err := streams(ctx, m.hosts[from], m.hosts[to], m.addrs[to], coreFlows)
+		l, err := m.streams(ctx, from, to, coreFlows)
 		if err != nil {
 			return err
 		}
 		loads = append(loads, l)
 	}
-	octets := func() (n uint64) {
-		for _, l := range loads {
-			n += l.octets.Load()
-		}
-		return n
-	}
 	time.Sleep(coreSettle)
-	if err := g.sort(); err != nil { // for threads that began after enter
+	if err := g.sort(); err != nil { // for threads that began meanwhile
 		return err
 	}
 	counted := func(name string) float64 {
@@ -151,10 +138,11 @@ func (b *bench) coreGoodput(ctx context.Context, m *mesh, g *coreGroups, r *core
 		return float64(n)
 	}
 	other, sent := counted("tx_other_thread"), counted("tx_packets")
-	before, used, start := octets(), g.used(), time.Now()
+	before, used, start := loads.received(), g.used(), time.Now()
 	time.Sleep(d)
 	took := time.Since(start).Seconds()
-	r.mbps, r.used = float64(octets()-before)*8/1e6/took, (g.used()-used)/took
+	_, _, octets := shares(before, loads.received())
+	r.mbps, r.used = octets*8/1e6/took, (g.used()-used)/took
 	r.other = (counted("tx_other_thread") - other) / max(1, counted("tx_packets")-sent)
 	return nil
 }
@@ -188,11 +176,7 @@ func (g *coreGroups) make() error {
 	if err := os.Mkdir(g.dir, 0o755); err != nil {
 		return err
 	}
-	names := []string{restGroup, oneGroup}
-	for i := range coreThreads[len(coreThreads)-1] {
-		names = append(names, dataGroup(i))
-	}
-	for _, name := range names {
+	for _, name := range groupNames {
 		if err := os.Mkdir(g.part(name), 0o755); err != nil {
 			return err
 		}
@@ -213,15 +197,12 @@ func (g *coreGroups) make() error {
 // data thread.
 const restGroup, oneGroup = "rest", "one"
 
+// groupNames are the names of all groups; there are as many for data threads as [coreThreads] has at most.
+var groupNames = []string{restGroup, oneGroup, dataGroup(0), dataGroup(1), dataGroup(2), dataGroup(3)}
+
 func dataGroup(i int) string { return fmt.Sprintf("data%d", i) }
 
 func writeNumber(file string, n int) error { return os.WriteFile(file, []byte(strconv.Itoa(n)), 0) }
-
-// enter puts the threads of a process with n data threads into the groups.
-func (g *coreGroups) enter(pid, n int) error {
-	g.pid, g.n = pid, n
-	return g.sort()
-}
 
 // sort puts each thread of the process into its group. A single data thread has no name, and its work
 // may move from thread to thread. All threads of such an agent therefore share one group, which has
@@ -263,29 +244,14 @@ func threadGroup(name string, threads int) string {
 	return restGroup
 }
 
-// times returns the seconds of processor time that each thread has used.
-func (g *coreGroups) times() map[int]float64 {
-	all := map[int]float64{}
-	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", g.pid)) // nanoseconds on a processor, and two more
-	for _, f := range files {
-		b, err := os.ReadFile(f)
-		if fields := strings.Fields(string(b)); err == nil && len(fields) > 0 {
-			ns, _ := strconv.ParseUint(fields[0], 10, 64)
-			tid, _ := strconv.Atoi(filepath.Base(filepath.Dir(f)))
-			all[tid] = float64(ns) / 1e9
-		}
-	}
-	return all
-}
-
 // leave moves the process back to the parent group, if it still lives.
-func (g *coreGroups) leave(pid int) {
-	_ = writeNumber(filepath.Join(filepath.Dir(g.dir), "cgroup.procs"), pid)
+func (g *coreGroups) leave() {
+	_ = writeNumber(filepath.Join(filepath.Dir(g.dir), "cgroup.procs"), g.pid)
 }
 
 // remove removes the groups, which are empty by then.
 func (g *coreGroups) remove() {
-	for _, name := range []string{restGroup, oneGroup, "data0", "data1", "data2", "data3", ""} {
+	for _, name := range append(groupNames[:len(groupNames):len(groupNames)], "") {
 		for range 50 { // threads that have ended may still be in the group
 			if err := os.Remove(g.part(name)); err == nil || errors.Is(err, os.ErrNotExist) {
 				break
@@ -297,8 +263,12 @@ func (g *coreGroups) remove() {
 
 // used returns the seconds of processor time that the agent has used.
 func (g *coreGroups) used() (seconds float64) {
-	for _, s := range g.times() {
-		seconds += s
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", g.pid)) // nanoseconds on a processor, and two more
+	for _, f := range files {
+		b, _ := os.ReadFile(f) // nothing if the thread has ended
+		first, _, _ := strings.Cut(string(b), " ")
+		ns, _ := strconv.ParseUint(first, 10, 64)
+		seconds += float64(ns) / 1e9
 	}
 	return seconds
 }
@@ -335,17 +305,23 @@ func (g *coreGroups) spin(n int, d time.Duration) (float64, error) {
 	return float64(n64) / took, errors.Join(errs...)
 }
 
+// coreMedians are the medians of the results with a number of data threads. each is the goodput for each
+// processor used, in Gb/s.
+type coreMedians struct{ mbps, spins, used, each, other float64 }
+
+func mediansOf(all []coreResult, mode string, receive bool, threads int) coreMedians {
+	var mbps, spins, used, each, other []float64
+	for _, r := range all {
+		if r.mode == mode && r.receive == receive && r.threads == threads {
+			mbps, spins, used = append(mbps, r.mbps), append(spins, r.spins), append(used, r.used)
+			each, other = append(each, r.mbps/1000/r.used), append(other, r.other)
+		}
+	}
+	return coreMedians{median(mbps), median(spins), median(used), median(each), median(other)}
+}
+
 // coreTable returns a table of the medians, and of how they scale with the number of threads.
 func coreTable(all []coreResult) string {
-	of := func(mode string, receive bool, threads int, what func(coreResult) float64) float64 {
-		var list []float64
-		for _, r := range all {
-			if r.mode == mode && r.receive == receive && r.threads == threads {
-				list = append(list, what(r))
-			}
-		}
-		return median(list)
-	}
 	var b strings.Builder
 	b.WriteString("| | threads | Mb/s | to one thread | loops to one | of what loops gain | processors used | Gb/s for each | to one thread | read by another thread |\n")
 	b.WriteString("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n")
@@ -355,18 +331,12 @@ func coreTable(all []coreResult) string {
 			if receive {
 				way = "receiving"
 			}
-			one := of(mode, receive, 1, func(r coreResult) float64 { return r.mbps })
-			oneSpin := of(mode, receive, 1, func(r coreResult) float64 { return r.spins })
-			oneEach := of(mode, receive, 1, coreResult.each)
+			one := mediansOf(all, mode, receive, 1)
 			for _, n := range coreThreads {
-				mbps := of(mode, receive, n, func(r coreResult) float64 { return r.mbps })
-				scale := mbps / one
-				loops := of(mode, receive, n, func(r coreResult) float64 { return r.spins }) / oneSpin
-				used := of(mode, receive, n, func(r coreResult) float64 { return r.used })
-				each := of(mode, receive, n, coreResult.each)
-				read := of(mode, receive, n, func(r coreResult) float64 { return r.other })
-				fmt.Fprintf(&b, "| %s, %s | %d | %.0f | %.2f | %.2f | %.2f | %.3f | %.2f | %.2f | %.1f %% |\n", mode, way, n, mbps, scale, loops,
-					scale/loops, used, each, each/oneEach, 100*read)
+				r := mediansOf(all, mode, receive, n)
+				scale, loops := r.mbps/one.mbps, r.spins/one.spins
+				fmt.Fprintf(&b, "| %s, %s | %d | %.0f | %.2f | %.2f | %.2f | %.3f | %.2f | %.2f | %.1f %% |\n", mode, way, n, r.mbps, scale, loops,
+					scale/loops, r.used, r.each, r.each/one.each, 100*r.other)
 			}
 		}
 	}

@@ -63,7 +63,7 @@ func destTargets() []target {
 // A sprayer sends datagrams to destinations in turn, and counts what arrives.
 type sprayer struct {
 	out   *ipv4.PacketConn
-	in    *net.UDPConn
+	in    *ipv4.PacketConn
 	msgs  []ipv4.Message
 	dests int
 	next  int
@@ -72,30 +72,29 @@ type sprayer struct {
 }
 
 func newSprayer(from, to *lab.Host) (s *sprayer, err error) {
-	s = &sprayer{done: make(chan struct{})}
-	var out *net.UDPConn
-	err = from.Do(func() (err error) {
-		out, err = net.ListenUDP("udp4", nil)
-		return err
-	})
-	if err == nil {
-		err = to.Do(func() (err error) {
-			s.in, err = net.ListenUDP("udp4", &net.UDPAddr{Port: destPort})
-			return err
-		})
-	}
+	out, err := lab.In(from, func() (*net.UDPConn, error) { return net.ListenUDP("udp4", nil) })
 	if err != nil {
 		return nil, err
 	}
-	s.out = ipv4.NewPacketConn(out)
-	if err := s.in.SetReadBuffer(4 << 20); err != nil {
+	in, err := lab.In(to, func() (*net.UDPConn, error) { return net.ListenUDP("udp4", &net.UDPAddr{Port: destPort}) })
+	if err != nil {
 		return nil, err
 	}
-	for range destBatch {
-		s.msgs = append(s.msgs, ipv4.Message{Buffers: [][]byte{make([]byte, destSize)}, Addr: &net.UDPAddr{Port: destPort}})
+	if err := in.SetReadBuffer(4 << 20); err != nil {
+		return nil, err
 	}
+	s = &sprayer{out: ipv4.NewPacketConn(out), in: ipv4.NewPacketConn(in), msgs: destMessages(),
+		done: make(chan struct{})}
 	go s.receive()
 	return s, nil
+}
+
+// destMessages returns one batch of messages.
+func destMessages() (msgs []ipv4.Message) {
+	for range destBatch {
+		msgs = append(msgs, ipv4.Message{Buffers: [][]byte{make([]byte, destSize)}, Addr: &net.UDPAddr{Port: destPort}})
+	}
+	return msgs
 }
 
 func (s *sprayer) close() {
@@ -106,13 +105,9 @@ func (s *sprayer) close() {
 
 func (s *sprayer) receive() {
 	defer close(s.done)
-	in := ipv4.NewPacketConn(s.in)
-	msgs := make([]ipv4.Message, destBatch)
-	for i := range msgs {
-		msgs[i].Buffers = [][]byte{make([]byte, destSize)}
-	}
+	msgs := destMessages()
 	for {
-		n, err := in.ReadBatch(msgs, 0)
+		n, err := s.in.ReadBatch(msgs, 0)
 		if err != nil {
 			return
 		}
@@ -182,53 +177,36 @@ func (s *sprayer) learn(ctx context.Context, a *lab.Agent) error {
 
 // destinations measures the cost of very many destinations behind one gateway.
 func (b *bench) destinations(ctx context.Context) error {
-	at := setupPlace
 	for round := range b.rounds {
-		if err := b.destRound(ctx, at, round); err != nil {
+		if err := b.destRound(ctx, round); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (b *bench) destRound(ctx context.Context, at place, round int) error {
+func (b *bench) destRound(ctx context.Context, round int) error {
 	b.say("round %d of %d: %d destinations", round+1, b.rounds, manyDests)
-	p := &pair{contender: oursRC, src: addr(inners(family4)[0]), dst: addr(inners(family4)[1])}
-	defer p.close()
-	if err := p.makeHosts(b); err != nil {
-		return err
-	}
-	if err := lab.Connect(p.hosts[0], "eth0", p.hosts[1], "eth0", at.mtu); err != nil {
-		return err
-	}
-	for i, h := range p.hosts {
-		if err := h.AddAddr("eth0", underlays(family6)[i]); err != nil {
-			return err
-		}
-		a, err := b.startAgent(ctx, h, "--gid", addr(underlays(family6)[i]).String(), "--address", inners(family4)[i])
-		if err != nil {
-			return err
-		}
-		p.agents[i] = a
-		p.onClose(a.Kill)
-	}
-	if err := p.wait(ctx); err != nil {
-		return err
-	}
-	if err := errors.Join(p.hosts[0].AddRoute("ibcm0", behind.String(), p.dst.String()),
-		p.hosts[1].AddAddr("lo", behind.String())); err != nil {
-		return err
-	}
-	s, err := newSprayer(p.hosts[0], p.hosts[1])
+	m, err := b.newMesh(ctx, oursRC, meshKind{at: setupPlace, size: 2, veth: true, traffic: family4})
 	if err != nil {
 		return err
 	}
-	p.onClose(s.close)
-	return b.destMeasure(ctx, p, s, at, round)
+	defer m.close()
+	from, to := m.hosts[meshSender], m.hosts[meshPeer]
+	if err := errors.Join(from.AddRoute("ibcm0", behind.String(), m.addrs[meshPeer].String()),
+		to.AddAddr("lo", behind.String())); err != nil {
+		return err
+	}
+	s, err := newSprayer(from, to)
+	if err != nil {
+		return err
+	}
+	m.onClose(s.close)
+	return b.destMeasure(ctx, m, s, round)
 }
 
-func (b *bench) destMeasure(ctx context.Context, p *pair, s *sprayer, at place, round int) error {
-	agent := p.agents[0]
+func (b *bench) destMeasure(ctx context.Context, m *mesh, s *sprayer, round int) error {
+	agent := m.agents[meshSender]
 	before, err := readMemory(ctx, agent)
 	if err != nil {
 		return err
@@ -248,27 +226,25 @@ func (b *bench) destMeasure(ctx context.Context, p *pair, s *sprayer, at place, 
 	if err != nil {
 		return err
 	}
-	key := func(test, variant string) Key { return at.key(test, variant, oursRC) }
-	d := time.Duration(b.seconds) * time.Second
+	d := b.transferTime(0)
 	if _, err := s.goodput(1, d/4); err != nil { // the very first transfer is slower than others
 		return err
 	}
-	order := []int{1, manyDests}
+	order := []struct {
+		variant string
+		dests   int
+	}{{oneDest, 1}, {manyDest, manyDests}}
 	if round%2 == 1 {
 		slices.Reverse(order)
 	}
-	for _, n := range order {
-		mbps, err := s.goodput(n, d)
+	for _, o := range order {
+		mbps, err := s.goodput(o.dests, d)
 		if err != nil {
 			return err
 		}
-		variant := oneDest
-		if n > 1 {
-			variant = manyDest
-		}
-		b.r.add(key(testDests, variant), "Mb/s", mbps)
+		b.r.add(m.key(testDests, o.variant), "Mb/s", mbps)
 	}
-	b.r.add(key(testLearned, learnRate), "/s", manyDests/(learned-cpu).Seconds())
-	b.r.add(key(testLearned, perDest), "octets", (after.resident-before.resident)/manyDests)
+	b.r.add(m.key(testLearned, learnRate), "/s", manyDests/(learned-cpu).Seconds())
+	b.r.add(m.key(testLearned, perDest), "octets", (after.resident-before.resident)/manyDests)
 	return nil
 }

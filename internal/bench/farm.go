@@ -254,48 +254,45 @@ type farmFrame struct {
 
 // receive passes copies of the messages on UD QPs to frames, until the provider is closed.
 func (f *farm) receive(frames chan<- *farmFrame) {
+	eachWC(f.udCQ, func(wc *verbs.WC) {
+		i, known := f.byQPN[wc.QPN]
+		if wc.Opcode != verbs.Recv || wc.Status != verbs.Success || !known {
+			return
+		}
+		data := append([]byte(nil), f.recv.Buf[wc.ID*farmBuf:][verbs.GRHLen:wc.ByteLen]...)
+		_ = f.post(f.peers[i].qp, wc.ID)
+		select {
+		case frames <- &farmFrame{i, data}:
+		default: // the asking side sends the request again
+		}
+	})
+}
+
+// eachWC passes completions to f, until the provider is closed.
+func eachWC(cq verbs.CQ, f func(*verbs.WC)) {
 	var wcs [64]verbs.WC
 	for {
-		n := f.udCQ.Poll(wcs[:])
-		if n == 0 {
-			if f.udCQ.Wait() != nil {
-				return
-			}
-			continue
+		n := cq.Poll(wcs[:])
+		if n == 0 && cq.Wait() != nil {
+			return
 		}
-		for _, wc := range wcs[:n] {
-			i, known := f.byQPN[wc.QPN]
-			if wc.Opcode != verbs.Recv || wc.Status != verbs.Success || !known {
-				continue
-			}
-			data := append([]byte(nil), f.recv.Buf[wc.ID*farmBuf:][verbs.GRHLen:wc.ByteLen]...)
-			_ = f.post(f.peers[i].qp, wc.ID)
-			select {
-			case frames <- &farmFrame{i, data}:
-			default: // the asking side sends the request again
-			}
+		for i := range wcs[:n] {
+			f(&wcs[i])
 		}
 	}
 }
 
 // discard posts each used receive buffer of a connection again, and sends the connection's QPN to data.
 func (f *farm) discard(data chan<- ib.QPN) {
-	var wcs [64]verbs.WC
-	for {
-		n := f.rcCQ.Poll(wcs[:])
-		if n == 0 && f.rcCQ.Wait() != nil {
-			return
-		}
-		for _, wc := range wcs[:n] {
-			if wc.Opcode == verbs.Recv {
-				_ = f.postShared(wc.ID)
-				select {
-				case data <- wc.QPN:
-				default: // more will come
-				}
+	eachWC(f.rcCQ, func(wc *verbs.WC) {
+		if wc.Opcode == verbs.Recv {
+			_ = f.postShared(wc.ID)
+			select {
+			case data <- wc.QPN:
+			default: // more will come
 			}
 		}
-	}
+	})
 }
 
 // frame answers an ARP request, whether it came by multicast or to the peer itself.
@@ -351,10 +348,7 @@ func (f *farm) mad(m *verbs.MAD) (established *farmConn) {
 			f.reply(m, c.rep)
 		}
 	case mad.RTU:
-		if c := f.conns[msg.RemoteCommID]; c != nil && !c.up {
-			c.up = true
-			return c
-		}
+		return f.conns[msg.RemoteCommID].rise()
 	case mad.DREQ:
 		if c := f.conns[msg.RemoteCommID]; c != nil {
 			_ = c.qp.Destroy()
@@ -370,8 +364,10 @@ func (f *farm) mad(m *verbs.MAD) (established *farmConn) {
 // carries establishes the connection of the QP qpn, which has received data before the RTU,
 // and returns the connection. It returns nil if the QP has no connection, or one that is
 // already established.
-func (f *farm) carries(qpn ib.QPN) *farmConn {
-	c := f.byConn[qpn]
+func (f *farm) carries(qpn ib.QPN) *farmConn { return f.byConn[qpn].rise() }
+
+// rise notes that c is established, and returns c. It returns nil if c is nil or was established before.
+func (c *farmConn) rise() *farmConn {
 	if c == nil || c.up {
 		return nil
 	}

@@ -7,13 +7,15 @@ import (
 
 	"ipoibcm/control"
 	"ipoibcm/internal/expect"
+	"ipoibcm/internal/lab"
 )
 
 // Every peer has an address of its own within the farm's part of the subnet, where
 // the agents' are not.
 func TestFarmIP(t *testing.T) {
-	subnet := netip.MustParsePrefix(inners(family4)[0])
-	seen := map[netip.Addr]bool{addr(inners(family4)[0]): true, addr(inners(family4)[1]): true}
+	m := &mesh{meshKind: meshKind{traffic: family4}}
+	subnet := netip.MustParsePrefix(m.inner(0))
+	seen := map[netip.Addr]bool{addr(m.inner(0)): true, addr(m.inner(1)): true}
 	for i := range manyPeers {
 		a := farmIP(i)
 		if seen[a] || !subnet.Contains(a) {
@@ -52,9 +54,9 @@ func TestConnected(t *testing.T) {
 		want  bool
 	}{
 		{nil, false},
-		{[]control.Conn{{Mode: oursUC, State: established}}, false},
+		{[]control.Conn{{Mode: oursUC, State: lab.Established}}, false},
 		{[]control.Conn{{Mode: oursRC, State: "REQ_SENT"}}, false},
-		{[]control.Conn{{Mode: oursUC, State: established}, {Mode: oursRC, State: established}}, true},
+		{[]control.Conn{{Mode: oursUC, State: lab.Established}, {Mode: oursRC, State: lab.Established}}, true},
 	} {
 		if got := connected(oursRC)(tt.conns); got != tt.want {
 			t.Errorf("%+v: %v, want %v", tt.conns, got, tt.want)

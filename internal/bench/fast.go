@@ -22,12 +22,7 @@ var take = map[string]time.Duration{besideSlow: sharesTake}
 // fastBesideSlow measures one stream to the bystander, first alone, then beside many
 // streams to the peer through a bottleneck.
 func (b *bench) fastBesideSlow(ctx context.Context, m *mesh) error {
-	widen, err := m.narrow(slowTCP)
-	if err != nil {
-		return err
-	}
-	defer widen()
-	fast, err := streams(ctx, m.hosts[meshSender], m.hosts[meshBystander], m.addrs[meshBystander], 1)
+	fast, err := m.streams(ctx, meshSender, meshBystander, 1)
 	if err != nil {
 		return err
 	}
@@ -35,7 +30,7 @@ func (b *bench) fastBesideSlow(ctx context.Context, m *mesh) error {
 	if err := b.pingBeside(m, fast, aloneStream); err != nil {
 		return err
 	}
-	slow, err := streams(ctx, m.hosts[meshSender], m.hosts[meshPeer], m.addrs[meshPeer], slowStreams)
+	slow, err := m.streams(ctx, meshSender, meshPeer, slowStreams)
 	if err != nil {
 		return err
 	}
@@ -47,8 +42,8 @@ func (b *bench) fastBesideSlow(ctx context.Context, m *mesh) error {
 	}
 	least, most, _ := shares(before, slow.received())
 	of := fmt.Sprintf(" of %d streams, %s", slowStreams, slowTCP.name)
-	b.r.add(m.at.key(testShare, "least"+of, m.contender), "of equal", least)
-	b.r.add(m.at.key(testShare, "most"+of, m.contender), "of equal", most)
+	b.r.add(m.key(testShare, "least"+of), "of equal", least)
+	b.r.add(m.key(testShare, "most"+of), "of equal", most)
 	return nil
 }
 
@@ -63,8 +58,8 @@ func (b *bench) pingBeside(m *mesh, fast *background, variant string) error {
 	if err != nil {
 		return err
 	}
-	b.r.add(m.at.key(testFast, variant, m.contender), "Mb/s", mbps)
-	b.r.add(m.at.key(testFastPing, variant, m.contender), "ms", p.p50())
+	b.r.add(m.key(testFast, variant), "Mb/s", mbps)
+	b.r.add(m.key(testFastPing, variant), "ms", p.p50())
 	return nil
 }
 

@@ -21,26 +21,13 @@ var hopVariant = fmt.Sprintf("hop of %d", hopMTU)
 func (b *bench) hopRows() (rows []row) {
 	for _, mtu := range []int{9000, hopMTU} {
 		at := place{mtu, family6}
-		rows = append(rows, row{name: fmt.Sprintf("%s, %v", hopVariant, at), judged: ours, rounds: 2, measure: b.overHop,
-			kind: meshKind{at: at, hosts: meshHosts, hop: hopMTU}})
+		rows = append(rows, row{name: fmt.Sprintf("%s, %v", hopVariant, at), judged: ours, rounds: 2,
+			kind: meshKind{at: at, size: meshHosts, hop: hopMTU},
+			measure: func(ctx context.Context, m *mesh) error {
+				return b.lateGoodput(ctx, m, testHop, hopVariant, hopFound)
+			}})
 	}
 	return rows
-}
-
-// overHop measures one TCP stream to the peer.
-func (b *bench) overHop(ctx context.Context, m *mesh) error {
-	l, err := streams(ctx, m.hosts[meshSender], m.hosts[meshPeer], m.addrs[meshPeer], 1)
-	if err != nil {
-		return err
-	}
-	defer l.stop()
-	time.Sleep(hopFound)
-	mbps, _, err := l.during(func() error { time.Sleep(b.transferTime(0)); return nil })
-	if err != nil {
-		return err
-	}
-	b.r.add(m.at.key(testHop, hopVariant, m.contender), "Mb/s", mbps)
-	return nil
 }
 
 // hopTargets returns the targets of the row over the hop, if it was measured.

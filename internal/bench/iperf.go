@@ -67,14 +67,14 @@ func needIperf(ctx context.Context) (string, error) {
 	return f[1], nil
 }
 
-// runLoad sends for the given number of seconds and measures the processor time used
+// runLoad sends for as long as a transfer of the run takes and measures the processor time used
 // meanwhile. iperf3 makes the traffic if it is installed, else the lab's own sender.
-func (b *bench) runLoad(ctx context.Context, p *pair, l load, seconds int) (t transfer, err error) {
+func (b *bench) runLoad(ctx context.Context, m *mesh, l load) (t transfer, err error) {
 	for try := 0; ; try++ { // a server may still be busy with the last client
 		if b.iperf {
-			t, err = iperf(ctx, p, l, seconds)
+			t, err = iperf(ctx, m, l, b.seconds)
 		} else {
-			t, err = ownLoad(ctx, p, l, seconds)
+			t, err = ownLoad(ctx, m, l, b.transferTime(0))
 		}
 		if err == nil || try == 2 || ctx.Err() != nil {
 			break
@@ -91,7 +91,7 @@ func (b *bench) runLoad(ctx context.Context, p *pair, l load, seconds int) (t tr
 
 // iperf runs one client, and a server for it alone, so that nothing is left of a load
 // that failed.
-func iperf(ctx context.Context, p *pair, l load, seconds int) (t transfer, err error) {
+func iperf(ctx context.Context, m *mesh, l load, seconds int) (t transfer, err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Duration(seconds+15)*time.Second)
 	defer cancel()
 	server := exec.CommandContext(ctx, "iperf3", "-s", "-1", "--forceflush")
@@ -99,7 +99,7 @@ func iperf(ctx context.Context, p *pair, l load, seconds int) (t transfer, err e
 	if err != nil {
 		return t, err
 	}
-	if err := p.hosts[1].Start(server); err != nil {
+	if err := m.hosts[meshPeer].Start(server); err != nil {
 		return t, fmt.Errorf("start iperf3: %w", err)
 	}
 	defer func() {
@@ -109,7 +109,7 @@ func iperf(ctx context.Context, p *pair, l load, seconds int) (t transfer, err e
 	if err := untilLine(lines, "Server listening"); err != nil {
 		return t, err
 	}
-	args := []string{"-J", "-t", strconv.Itoa(seconds), "-P", strconv.Itoa(l.streams), "-c", p.dst.String()}
+	args := []string{"-J", "-t", strconv.Itoa(seconds), "-P", strconv.Itoa(l.streams), "-c", m.addrs[meshPeer].String()}
 	if l.both {
 		args = append(args, "--bidir")
 	}
@@ -118,7 +118,7 @@ func iperf(ctx context.Context, p *pair, l load, seconds int) (t transfer, err e
 		return t, err
 	}
 	client := exec.CommandContext(ctx, "iperf3", args...)
-	out, runErr := p.hosts[0].Output(client)
+	out, runErr := m.hosts[meshSender].Output(client)
 	after, err := readCPU()
 	if err != nil {
 		return t, err
@@ -158,7 +158,7 @@ func decodeIperf(out []byte) (t transfer, err error) {
 
 // ownLoad makes the load with the lab's own sender, once for each stream. It is for
 // machines without iperf3.
-func ownLoad(ctx context.Context, p *pair, l load, seconds int) (t transfer, err error) {
+func ownLoad(ctx context.Context, m *mesh, l load, d time.Duration) (t transfer, err error) {
 	before, err := readCPU()
 	if err != nil {
 		return t, err
@@ -169,18 +169,17 @@ func ownLoad(ctx context.Context, p *pair, l load, seconds int) (t transfer, err
 	}
 	done := make(chan outcome)
 	n := 0
-	for range l.streams {
+	send := func(from, to int) {
 		n++
 		go func() {
-			t, err := p.hosts[0].Send(ctx, p.hosts[1], p.dst, 0, time.Duration(seconds)*time.Second)
+			t, err := m.hosts[from].Send(ctx, m.hosts[to], m.addrs[to], 0, d)
 			done <- outcome{t, err}
 		}()
+	}
+	for range l.streams {
+		send(meshSender, meshPeer)
 		if l.both {
-			n++
-			go func() {
-				t, err := p.hosts[1].Send(ctx, p.hosts[0], p.src, 0, time.Duration(seconds)*time.Second)
-				done <- outcome{t, err}
-			}()
+			send(meshPeer, meshSender)
 		}
 	}
 	for range n {

@@ -4,10 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
+	"os"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"ipoibcm/internal/lab"
 )
 
 // A message is a size of requests and of their responses in octets.
@@ -40,27 +44,21 @@ const (
 // latencies sends requests over one TCP connection for the time d and returns how
 // long each response took, in µs. Threads block in the kernel on both sides:
 // nothing of Go's scheduler lies between them and the network.
-func latencies(ctx context.Context, p *pair, m message, pace, d time.Duration) (out []float64, err error) {
-	var ln int
-	var to unix.Sockaddr
-	err = p.hosts[1].Do(func() (err error) {
-		ln, to, err = listen(p.dst)
-		return err
-	})
+func latencies(ctx context.Context, m *mesh, size message, pace, d time.Duration) (out []float64, err error) {
+	to := m.hosts[meshPeer]
+	a := m.addrs[meshPeer]
+	ln, err := lab.In(to, func() (int, error) { return listen(a) })
 	if err != nil {
 		return nil, fmt.Errorf("listen: %w", err)
 	}
 	served := make(chan error, 1)
 	go func() {
-		served <- p.hosts[1].Do(func() error {
+		served <- to.Do(func() error {
 			defer unix.Close(ln)
-			return respond(ln, m)
+			return respond(ln, size)
 		})
 	}()
-	err = p.hosts[0].Do(func() error {
-		out, err = request(ctx, to, m, pace, d)
-		return err
-	})
+	out, err = lab.In(m.hosts[meshSender], func() ([]float64, error) { return request(ctx, a, ln, size, pace, d) })
 	if err == nil || errors.Is(err, errConnected) {
 		return out, errors.Join(err, <-served)
 	}
@@ -93,25 +91,19 @@ func tcpSocket(a netip.Addr) (int, error) {
 	return fd, nil
 }
 
-func listen(a netip.Addr) (fd int, at unix.Sockaddr, err error) {
-	if fd, err = tcpSocket(a); err != nil {
-		return -1, nil, err
+func listen(a netip.Addr) (int, error) {
+	fd, err := tcpSocket(a)
+	if err != nil {
+		return -1, err
 	}
-	var sa unix.Sockaddr = &unix.SockaddrInet6{Addr: a.As16()}
-	if a.Is4() {
-		sa = &unix.SockaddrInet4{Addr: a.As4()}
-	}
-	if err = unix.Bind(fd, sa); err == nil {
+	if err = unix.Bind(fd, lab.Sockaddr(a)); err == nil {
 		err = unix.Listen(fd, 1)
-	}
-	if err == nil {
-		at, err = unix.Getsockname(fd)
 	}
 	if err != nil {
 		unix.Close(fd)
-		return -1, nil, err
+		return -1, err
 	}
-	return fd, at, nil
+	return fd, nil
 }
 
 // respond accepts one connection and answers each message with one of the same size,
@@ -121,35 +113,36 @@ func respond(ln int, m message) error {
 	if err != nil {
 		return fmt.Errorf("accept: %w", err)
 	}
-	defer unix.Close(fd)
 	_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	conn := os.NewFile(uintptr(fd), "connection") // it blocks, as the socket does
+	defer conn.Close()
 	buf := make([]byte, m)
 	for {
-		ended, err := readAll(fd, buf)
-		if ended || err != nil {
+		if _, err := io.ReadFull(conn, buf); err != nil {
+			if err == io.EOF {
+				return nil
+			}
 			return err
 		}
-		if err := writeAll(fd, buf); err != nil {
+		if _, err := conn.Write(buf); err != nil {
 			return err
 		}
 	}
 }
 
-// request connects, sends requests until d is over, but at least ten, and returns how long each
-// response took, in µs. It leaves out the first five.
-func request(ctx context.Context, to unix.Sockaddr, m message, pace, d time.Duration) (out []float64, err error) {
-	var a netip.Addr
-	switch sa := to.(type) {
-	case *unix.SockaddrInet4:
-		a = netip.AddrFrom4(sa.Addr)
-	case *unix.SockaddrInet6:
-		a = netip.AddrFrom16(sa.Addr)
+// request connects to ln, a listening socket on the address a. It sends requests until d is over, but at least ten,
+// and returns how long each response took, in µs. It leaves out the first five.
+func request(ctx context.Context, a netip.Addr, ln int, m message, pace, d time.Duration) (out []float64, err error) {
+	to, err := unix.Getsockname(ln)
+	if err != nil {
+		return nil, err
 	}
 	fd, err := tcpSocket(a)
 	if err != nil {
 		return nil, err
 	}
-	defer unix.Close(fd)
+	conn := os.NewFile(uintptr(fd), "connection")
+	defer conn.Close()
 	if err := unix.Connect(fd, to); err != nil {
 		return nil, fmt.Errorf("connect to %v: %w", a, err)
 	}
@@ -165,46 +158,13 @@ func request(ctx context.Context, to unix.Sockaddr, m message, pace, d time.Dura
 			time.Sleep(time.Until(next))
 		}
 		start := time.Now()
-		if err := writeAll(fd, buf); err != nil {
+		if _, err := conn.Write(buf); err != nil {
 			return nil, errors.Join(errConnected, err)
 		}
-		if ended, err := readAll(fd, buf); ended || err != nil {
+		if _, err := io.ReadFull(conn, buf); err != nil {
 			return nil, errors.Join(errConnected, err)
 		}
 		out = append(out, float64(time.Since(start).Nanoseconds())/1e3)
 	}
 	return out[warm:], nil
-}
-
-// readAll fills buf. ended reports whether the stream ended before the first octet of buf.
-func readAll(fd int, buf []byte) (ended bool, err error) {
-	for got := 0; got < len(buf); {
-		n, err := unix.Read(fd, buf[got:])
-		switch {
-		case err == unix.EINTR:
-			continue
-		case err != nil:
-			return false, fmt.Errorf("read: %w", err)
-		case n == 0 && got == 0:
-			return true, nil
-		case n == 0:
-			return false, errors.New("the stream ended within a message")
-		}
-		got += n
-	}
-	return false, nil
-}
-
-func writeAll(fd int, buf []byte) error {
-	for len(buf) > 0 {
-		n, err := unix.Write(fd, buf)
-		if err == unix.EINTR {
-			continue
-		}
-		if err != nil {
-			return fmt.Errorf("write: %w", err)
-		}
-		buf = buf[n:]
-	}
-	return nil
 }

@@ -23,13 +23,14 @@ func TestLatencies(t *testing.T) {
 		{"IPv6", "::1", small, pacedNot, 20 * time.Millisecond, 5},
 		{"however short", "127.0.0.1", small, time.Millisecond, 0, 5},
 	} {
-		ln, to, err := listen(netip.MustParseAddr(tt.addr))
+		a := netip.MustParseAddr(tt.addr)
+		ln, err := listen(a)
 		if err != nil {
 			t.Skip(err)
 		}
 		served := make(chan error, 1)
 		go func() { served <- respond(ln, tt.m) }()
-		us, err := request(context.Background(), to, tt.m, tt.pace, tt.d)
+		us, err := request(context.Background(), a, ln, tt.m, tt.pace, tt.d)
 		if err != nil || len(us) < tt.n {
 			t.Errorf("%s: %d answers, want at least %d (%v)", tt.name, len(us), tt.n, err)
 		}

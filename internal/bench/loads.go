@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
@@ -49,17 +48,10 @@ const (
 // runPings sends an echo request each [pingEvery] for the time d. Requests do not
 // wait for answers.
 func runPings(h *lab.Host, dst netip.Addr, d time.Duration) (p pings, err error) {
-	fd := -1
-	domain, proto := unix.AF_INET6, unix.IPPROTO_ICMPV6
-	if dst.Is4() {
-		domain, proto = unix.AF_INET, unix.IPPROTO_ICMP
-	}
-	err = h.Do(func() (err error) {
-		fd, err = unix.Socket(domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, proto)
-		return err
-	})
+	v6 := dst.Is6()
+	fd, err := lab.In(h, func() (int, error) { return lab.EchoSocket(v6) })
 	if err != nil {
-		return p, fmt.Errorf("ICMP socket: %w", err)
+		return p, err
 	}
 	defer unix.Close(fd)
 	n := int(d / pingEvery)
@@ -67,34 +59,17 @@ func runPings(h *lab.Host, dst netip.Addr, d time.Duration) (p pings, err error)
 	got := make(chan []float64, 1)
 	id := uint16(time.Now().UnixNano())
 	end := time.Now().Add(d + pingPatience)
-	go func() { got <- takeEchoes(fd, id, dst.Is6(), sent, end) }()
-	to := sockaddrOf(netip.AddrPortFrom(dst, 0))
+	go func() { got <- takeEchoes(fd, id, v6, sent, end) }()
+	to := lab.Sockaddr(dst)
 	start := time.Now()
 	for i := range n {
 		time.Sleep(time.Until(start.Add(time.Duration(i) * pingEvery)))
 		sent[i].Store(time.Now().UnixNano())
-		if e := unix.Sendto(fd, echoRequest(dst.Is6(), id, uint16(i)), 0, to); e != nil && !errors.Is(e, unix.ENOBUFS) {
+		if e := unix.Sendto(fd, lab.EchoRequest(pingSize, v6, id, uint16(i)), 0, to); e != nil && !errors.Is(e, unix.ENOBUFS) {
 			err = e
 		}
 	}
 	return pings{n, <-got}, err
-}
-
-// echoRequest is an echo request; the kernel makes the checksum of ICMPv6.
-func echoRequest(v6 bool, id, seq uint16) []byte {
-	b := make([]byte, pingSize)
-	b[0] = 128
-	if !v6 {
-		b[0] = 8
-	}
-	binary.BigEndian.PutUint16(b[4:], id)
-	binary.BigEndian.PutUint16(b[6:], seq)
-	if !v6 {
-		sum := uint32(b[0])<<8 + uint32(id) + uint32(seq)
-		sum = sum&0xffff + sum>>16
-		binary.BigEndian.PutUint16(b[2:], ^uint16(sum&0xffff+sum>>16))
-	}
-	return b
 }
 
 // takeEchoes returns the round-trip times of the answers that arrive before end, in ms.
@@ -108,31 +83,13 @@ func takeEchoes(fd int, id uint16, v6 bool, sent []atomic.Int64, end time.Time) 
 		if err != nil {
 			continue
 		}
-		b, reply := buf[:n], byte(129)
-		if !v6 {
-			reply = 0
-			if n < 20 {
-				continue
-			}
-			b = b[int(b[0]&15)*4:]
-		}
-		if len(b) < 8 || b[0] != reply || binary.BigEndian.Uint16(b[4:]) != id {
-			continue
-		}
-		if seq := int(binary.BigEndian.Uint16(b[6:])); seq < len(sent) {
+		if _, seq, ok := lab.EchoReply(buf[:n], v6, id); ok && int(seq) < len(sent) {
 			if at := sent[seq].Swap(0); at != 0 {
 				ms = append(ms, float64(now-at)/1e6)
 			}
 		}
 	}
 	return ms
-}
-
-func sockaddrOf(a netip.AddrPort) unix.Sockaddr {
-	if a.Addr().Is4() {
-		return &unix.SockaddrInet4{Addr: a.Addr().As4(), Port: int(a.Port())}
-	}
-	return &unix.SockaddrInet6{Addr: a.Addr().As16(), Port: int(a.Port())}
 }
 
 // A background is a load that goes on until it is stopped, and counts what arrives.
@@ -235,11 +192,7 @@ func (l *background) during(f func() error) (mbps, pps float64, err error) {
 // address, the device is dev: from sends through it, and to joins on it.
 func datagrams(from, to *lab.Host, dev string, dst netip.Addr, size, perSecond int) (l *background, err error) {
 	l = &background{end: make(chan struct{})}
-	var in, out *net.UDPConn
-	err = to.Do(func() (err error) {
-		in, err = net.ListenUDP("udp", &net.UDPAddr{})
-		return err
-	})
+	in, err := lab.In(to, func() (*net.UDPConn, error) { return net.ListenUDP("udp", &net.UDPAddr{}) })
 	if err != nil {
 		return nil, err
 	}
@@ -252,9 +205,8 @@ func datagrams(from, to *lab.Host, dev string, dst netip.Addr, size, perSecond i
 		}
 	}
 	port := in.LocalAddr().(*net.UDPAddr).AddrPort().Port()
-	err = from.Do(func() (err error) {
-		out, err = net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst, port)))
-		return err
+	out, err := lab.In(from, func() (*net.UDPConn, error) {
+		return net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(netip.AddrPortFrom(dst, port)))
 	})
 	if err != nil {
 		in.Close()
@@ -319,13 +271,11 @@ func (l *background) sendDatagrams(out *net.UDPConn, size, perSecond int) {
 	}
 }
 
-// streams sends by TCP from one host to the other's address dst, over n connections at once.
-func streams(ctx context.Context, from, to *lab.Host, dst netip.Addr, n int) (l *background, err error) {
+// streams sends by TCP from one host to another, over n connections at once.
+func (m *mesh) streams(ctx context.Context, from, to, n int) (l *background, err error) {
 	l = &background{end: make(chan struct{})}
-	var ln net.Listener
-	err = to.Do(func() (err error) {
-		ln, err = net.Listen("tcp", netip.AddrPortFrom(dst, 0).String())
-		return err
+	ln, err := lab.In(m.hosts[to], func() (net.Listener, error) {
+		return net.Listen("tcp", netip.AddrPortFrom(m.addrs[to], 0).String())
 	})
 	if err != nil {
 		return nil, err
@@ -341,10 +291,8 @@ func streams(ctx context.Context, from, to *lab.Host, dst netip.Addr, n int) (l 
 	}
 	l.running.Go(func() { l.accept(ln) })
 	for range n {
-		var c net.Conn
-		err = from.Do(func() (err error) {
-			c, err = (&net.Dialer{Timeout: 5 * time.Second}).DialContext(ctx, "tcp", ln.Addr().String())
-			return err
+		c, err := lab.In(m.hosts[from], func() (net.Conn, error) {
+			return (&net.Dialer{Timeout: 5 * time.Second}).DialContext(ctx, "tcp", ln.Addr().String())
 		})
 		if err != nil {
 			l.stop()
@@ -366,6 +314,24 @@ func streams(ctx context.Context, from, to *lab.Host, dst netip.Addr, n int) (l 
 		})
 	}
 	return l, nil
+}
+
+// backgrounds are loads that run at the same time.
+type backgrounds []*background
+
+// stop ends the loads.
+func (loads backgrounds) stop() {
+	for _, l := range loads {
+		l.stop()
+	}
+}
+
+// received returns how many octets of each load have arrived.
+func (loads backgrounds) received() (octets []float64) {
+	for _, l := range loads {
+		octets = append(octets, float64(l.octets.Load()))
+	}
+	return octets
 }
 
 // accept accepts connections until the listener is closed, and reads each until it ends.

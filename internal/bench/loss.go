@@ -7,7 +7,6 @@ import (
 	"os/exec"
 	"regexp"
 	"strconv"
-	"strings"
 
 	"ipoibcm/internal/lab"
 )
@@ -44,8 +43,8 @@ var wireFeatures = []string{"tx-udp-segmentation", "tx-tcp-segmentation", "tx-tc
 
 // singly makes the veth pair carry every packet of the wire by itself, so that a
 // rule at the receiver's ingress counts and drops packets and not batches.
-func (p *pair) singly() error {
-	for _, h := range p.hosts {
+func (m *mesh) singly() error {
+	for _, h := range m.hosts {
 		if err := h.OffloadsOff("eth0", wireFeatures...); err != nil {
 			return err
 		}
@@ -55,17 +54,15 @@ func (p *pair) singly() error {
 
 // lose makes both ends count the TCP and UDP packets that arrive, and drop one in oneIn
 // of them at random. Zero drops none.
-func (p *pair) lose(oneIn int) error {
+func (m *mesh) lose(oneIn int) error {
 	drop := ""
 	if oneIn > 0 {
 		drop = fmt.Sprintf("  meta l4proto { tcp, udp } numgen random mod %d == 0 counter drop comment \"lost\"\n", oneIn)
 	}
-	for _, h := range p.hosts {
-		script := "table netdev ipoibcm_bench {}\ndelete table netdev ipoibcm_bench\n" +
-			"table netdev ipoibcm_bench {\n chain loss {\n  type filter hook ingress device \"eth0\" priority 0; " +
-			"policy accept;\n" +
-			"  meta l4proto { tcp, udp } counter comment \"came\"\n" + drop + " }\n}\n"
-		if err := nft(h, script); err != nil {
+	for _, h := range m.hosts {
+		if err := h.NFT("table netdev ipoibcm_bench {}\ndelete table netdev ipoibcm_bench\n" +
+			lab.Ingress("ipoibcm_bench", "loss", "eth0", 0,
+				"  meta l4proto { tcp, udp } counter comment \"came\"\n"+drop)); err != nil {
 			return err
 		}
 	}
@@ -76,8 +73,8 @@ var nftCounter = regexp.MustCompile(`counter packets (\d+) bytes (\d+) (drop )?c
 
 // lost returns how many packets have arrived at both ends since the call of lose, how many
 // of them were dropped, and how many octets all of them had.
-func (p *pair) lost() (came, lost int, octets int64, err error) {
-	for _, h := range p.hosts {
+func (m *mesh) lost() (came, lost int, octets int64, err error) {
+	for _, h := range m.hosts {
 		out, err := h.Output(exec.Command("nft", "list", "table", "netdev", "ipoibcm_bench"))
 		if err != nil {
 			return 0, 0, 0, fmt.Errorf("nft in %s: %w: %s", h.Name, err, out)
@@ -118,47 +115,37 @@ func checkLoss(came, lost int, octets int64, mtu, rate int) error {
 	return nil
 }
 
-func nft(h *lab.Host, script string) error {
-	if _, err := exec.LookPath("nft"); err != nil {
-		return lab.ErrNoNFT
-	}
-	c := exec.Command("nft", "-f", "-")
-	c.Stdin = strings.NewReader(script)
-	if out, err := h.Output(c); err != nil {
-		return fmt.Errorf("nft in %s: %w: %s", h.Name, err, out)
-	}
-	return nil
-}
-
 // loss measures goodput while packets are lost.
 func (b *bench) loss(ctx context.Context, at place, rates []int, names []string) error {
 	list, stop := b.pairs(ctx, at, names)
 	defer stop()
-	for _, p := range list {
-		if err := p.singly(); err != nil {
+	for _, m := range list {
+		if err := m.singly(); err != nil {
 			return err
 		}
 	}
 	for round := range b.rounds {
 		for _, rate := range rates {
-			for _, p := range list {
-				b.say("%v, round %d of %d: %s, %s", at, round+1, b.rounds, lossName(rate), p.contender)
-				if err := p.lose(rate); err != nil {
+			for _, m := range list {
+				if err := m.lose(rate); err != nil {
 					return err
 				}
-				t, err := twice(ctx, b, p, at, func() (transfer, error) { return b.runLoad(ctx, p, load{streams: 1}, b.seconds) })
-				if err != nil {
-					list = b.drop(list, p, at, err)
-					continue
-				}
-				came, lost, octets, err := p.lost()
+			}
+			goodput := map[*mesh]float64{}
+			list = b.measureEach(ctx, list, round, lossName(rate)+", ", func(m *mesh) error {
+				t, err := b.runLoad(ctx, m, load{streams: 1})
+				goodput[m] = t.mbps()
+				return err
+			})
+			for _, m := range list {
+				came, lost, octets, err := m.lost()
 				if err != nil {
 					return err
 				}
 				if err := checkLoss(came, lost, octets, at.mtu, rate); err != nil {
 					return err
 				}
-				b.r.add(at.key(testLoss, lossName(rate), p.contender), "Mb/s", t.mbps())
+				b.r.add(m.key(testLoss, lossName(rate)), "Mb/s", goodput[m])
 			}
 		}
 	}

@@ -130,7 +130,7 @@ func (b *bench) run(ctx context.Context, matrix, only, dir string) (err error) {
 		return err
 	}
 	defer os.RemoveAll(b.dir)
-	sweepDead()
+	lab.SweepKilled(namePrefix)
 	defer lab.Sweep(fmt.Sprintf("%s%d-", namePrefix, os.Getpid()))
 	b.started = time.Now()
 	if matrix == "cores" {
@@ -195,17 +195,6 @@ func (b *bench) print(matrix string) {
 	}
 	fmt.Fprintf(b.out, "\n%.0f s; other processes used %.0f%% of the processors meanwhile\n", b.r.Seconds,
 		100*b.r.Machine.OtherCPU)
-}
-
-// sweepDead removes the namespaces of runs that were killed.
-func sweepDead() {
-	left, _ := filepath.Glob("/run/netns/" + namePrefix + "*")
-	for _, path := range left {
-		pid, _, _ := strings.Cut(strings.TrimPrefix(filepath.Base(path), namePrefix), "-")
-		if _, err := os.Stat("/proc/" + pid); os.IsNotExist(err) {
-			lab.Sweep(filepath.Base(path))
-		}
-	}
 }
 
 // prepare gets iperf3 and wireguard-go ready, or notes why they are missing.
@@ -283,43 +272,53 @@ func (b *bench) clear() {
 	}
 }
 
-// pairs makes one pair for each contender at a place. It leaves out a contender whose
-// pair cannot be made, and notes the reason.
-func (b *bench) pairs(ctx context.Context, at place, names []string) (list []*pair, stop func()) {
+// pairs makes one mesh of two hosts for each contender at a place. It leaves out a contender whose
+// mesh cannot be made, and notes the reason.
+func (b *bench) pairs(ctx context.Context, at place, names []string) (list []*mesh, stop func()) {
+	var stops []func()
 	for _, name := range names {
 		if name == wireguard && b.wireguard == "" {
 			continue
 		}
 		b.say("%v: setting up %s", at, name)
-		p, err := b.newPair(ctx, name, at)
+		m, err := b.newMesh(ctx, name, meshKind{at: at, size: 2, veth: true})
 		if err != nil {
 			b.r.skip(fmt.Sprintf("%s, %v", name, at), "%v", err)
 			continue
 		}
-		list = append(list, p)
+		list, stops = append(list, m), append(stops, m.close)
 	}
 	return list, func() {
-		for _, p := range list {
-			p.close()
+		for _, stop := range stops {
+			stop()
 		}
 	}
 }
 
-// drop returns list without the pair p, and notes the reason.
-func (b *bench) drop(list []*pair, p *pair, at place, err error) []*pair {
-	b.r.skip(fmt.Sprintf("%s, %v, from there on", p.contender, at), "%v", err)
-	return slices.DeleteFunc(slices.Clone(list), func(o *pair) bool { return o == p })
+// measureEach makes one measurement of each contender, and repeats it once if it failed. It returns those
+// contenders for which the measurement succeeded. The report notes the failures.
+func (b *bench) measureEach(ctx context.Context, list []*mesh, round int, what string,
+	measure func(*mesh) error) (left []*mesh) {
+	for _, m := range list {
+		b.say("%v, round %d of %d: %s%s", m.at, round+1, b.rounds, what, m.contender)
+		if err := b.twice(ctx, m, measure); err != nil {
+			b.r.skip(fmt.Sprintf("%s, %v, from there on", m.contender, m.at), "%v", err)
+			continue
+		}
+		left = append(left, m)
+	}
+	return left
 }
 
-// twice makes one measurement, and repeats it once if it failed: a working contender
-// may lose a handshake. The report notes the failure.
-func twice[T any](ctx context.Context, b *bench, p *pair, at place, measure func() (T, error)) (T, error) {
-	v, err := measure()
+// twice makes one measurement, and repeats it once if it failed: a working contender may
+// lose a handshake. The report notes the failure.
+func (b *bench) twice(ctx context.Context, m *mesh, measure func(*mesh) error) error {
+	err := measure(m)
 	if err == nil || ctx.Err() != nil {
-		return v, err
+		return err
 	}
-	b.r.skip(fmt.Sprintf("%s, %v, one measurement, made again", p.contender, at), "%v", err)
-	return measure()
+	b.r.skip(fmt.Sprintf("%s, %v, one measurement, made again", m.contender, m.at), "%v", err)
+	return measure(m)
 }
 
 // traffic measures goodput, its cost and latency.
@@ -329,40 +328,31 @@ func (b *bench) traffic(ctx context.Context, at place, loads []load) error {
 	for round := range b.rounds {
 		b.r.Machine.Copies = append(b.r.Machine.Copies, copySpeed())
 		for _, l := range loads {
-			for _, p := range list {
-				b.say("%v, round %d of %d: %v, %s", at, round+1, b.rounds, l, p.contender)
-				t, err := twice(ctx, b, p, at, func() (transfer, error) { return b.runLoad(ctx, p, l, b.seconds) })
+			list = b.measureEach(ctx, list, round, l.String()+", ", func(m *mesh) error {
+				t, err := b.runLoad(ctx, m, l)
 				if err != nil {
-					list = b.drop(list, p, at, err)
-					continue
+					return err
 				}
-				b.r.add(at.key(testTCP, l.String(), p.contender), "Mb/s", t.mbps())
-				b.r.add(at.key(testCPU, l.String(), p.contender), "s/GB", t.cpuPerGB())
-			}
+				b.r.add(m.key(testTCP, l.String()), "Mb/s", t.mbps())
+				b.r.add(m.key(testCPU, l.String()), "s/GB", t.cpuPerGB())
+				return nil
+			})
 		}
-		for _, m := range []struct {
+		for _, q := range []struct {
 			message
 			pace time.Duration
 		}{{small, pacedNot}, {small, paced}, {large, pacedNot}} {
-			for _, p := range list {
-				b.say("%v, round %d of %d: latency of %s", at, round+1, b.rounds, p.contender)
-				us, err := twice(ctx, b, p, at, func() ([]float64, error) {
-					return latencies(ctx, p, m.message, m.pace, time.Duration(b.seconds)*time.Second/4)
-				})
+			list = b.measureEach(ctx, list, round, "latency of ", func(m *mesh) error {
+				us, err := latencies(ctx, m, q.message, q.pace, b.transferTime(0)/4)
 				if err != nil {
-					list = b.drop(list, p, at, err)
-					continue
+					return err
 				}
-				for _, q := range []struct {
-					name string
-					at   float64
-				}{{"p50", 0.50}, {"p99", 0.99}} {
-					if m.pace > 0 && q.name != "p50" {
-						continue // there are too few requests for this quantile
-					}
-					b.r.add(at.key(testLatency, m.name(m.pace, q.name), p.contender), "µs", quantile(us, q.at))
+				b.r.add(m.key(testLatency, q.name(q.pace, "p50")), "µs", quantile(us, 0.50))
+				if q.pace == pacedNot { // else there are too few requests for this quantile
+					b.r.add(m.key(testLatency, q.name(q.pace, "p99")), "µs", quantile(us, 0.99))
 				}
-			}
+				return nil
+			})
 		}
 	}
 	return ctx.Err()

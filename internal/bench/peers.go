@@ -84,10 +84,9 @@ var ownGIDs = [2]string{"fd00:0:0:1::ffff", "fd00:0:0:1::fffe"}
 
 // A crowd is a farm process, and a socket that sends to its peers.
 type crowd struct {
-	up    []int64 // when each connection was established, in ns of the monotonic clock; 0 before that
-	news  chan news
-	dial  *net.UDPConn
-	stops []func()
+	up   []int64 // when each connection was established, in ns of the monotonic clock; 0 before that
+	news chan news
+	dial *net.UDPConn
 }
 
 type news struct {
@@ -96,23 +95,15 @@ type news struct {
 }
 
 // startCrowd starts a farm of n peers on eth0 of the host there. Packets to the peers
-// are sent on the host here, whose agent has an address of their network.
-func startCrowd(here, there *lab.Host, n int) (c *crowd, err error) {
+// are sent on the first host, whose agent has an address of their network. The crowd ends with the mesh.
+func (m *mesh) startCrowd(there *lab.Host, n int) (c *crowd, err error) {
 	c = &crowd{up: make([]int64, n), news: make(chan news, n)}
-	defer func() {
-		if err != nil {
-			c.close()
-		}
-	}()
 	for i := range farmGIDs {
 		a := farmPrefix.Addr().As16()
 		a[15] = byte(1 + i)
 		if err := there.AddAddr("eth0", netip.AddrFrom16(a).String()+"/64"); err != nil {
 			return nil, err
 		}
-	}
-	if err := here.AddAddr("eth0", ownGIDs[0]+"/64"); err != nil {
-		return nil, err
 	}
 	self, err := os.Executable()
 	if err != nil {
@@ -131,7 +122,7 @@ func startCrowd(here, there *lab.Host, n int) (c *crowd, err error) {
 	if err := there.Start(cmd); err != nil {
 		return nil, fmt.Errorf("start farm: %w", err)
 	}
-	c.stops = append(c.stops, func() {
+	m.onClose(func() {
 		in.Close()
 		cmd.Wait()
 	})
@@ -139,21 +130,12 @@ func startCrowd(here, there *lab.Host, n int) (c *crowd, err error) {
 		return nil, fmt.Errorf("farm: %w", err)
 	}
 	go c.listen(out)
-	err = here.Do(func() (err error) {
-		c.dial, err = net.ListenUDP("udp4", nil)
-		return err
-	})
+	c.dial, err = lab.In(m.hosts[meshSender], func() (*net.UDPConn, error) { return net.ListenUDP("udp4", nil) })
 	if err != nil {
 		return nil, err
 	}
-	c.stops = append(c.stops, func() { c.dial.Close() })
+	m.onClose(func() { c.dial.Close() })
 	return c, nil
-}
-
-func (c *crowd) close() {
-	for _, stop := range c.stops {
-		stop()
-	}
 }
 
 func (c *crowd) listen(r io.Reader) {
@@ -242,7 +224,6 @@ func pin(pid int) error {
 
 // setups measures how fast connections are set up, and the memory and processor time of each.
 func (b *bench) setups(ctx context.Context) error {
-	at := setupPlace
 	names := []string{oursRC}
 	if b.against != "" {
 		names = append(names, before(oursRC))
@@ -250,7 +231,7 @@ func (b *bench) setups(ctx context.Context) error {
 	for round := range b.rounds {
 		for _, name := range names {
 			b.say("round %d of %d: connecting %d peers, %s", round+1, b.rounds, manyPeers, name)
-			if err := b.setupRound(ctx, name, at); err != nil {
+			if err := b.setupRound(ctx, name); err != nil {
 				return err
 			}
 		}
@@ -258,38 +239,33 @@ func (b *bench) setups(ctx context.Context) error {
 	return nil
 }
 
-func (b *bench) setupRound(ctx context.Context, contender string, at place) error {
-	p := &pair{contender: contender}
-	defer p.close()
-	if err := p.makeHosts(b); err != nil {
+func (b *bench) setupRound(ctx context.Context, contender string) error {
+	m := &mesh{meshKind: meshKind{at: setupPlace, size: 2, veth: true, traffic: family4}, contender: contender}
+	defer m.close()
+	if err := m.makeHosts(b); err != nil {
 		return err
 	}
-	if err := lab.Connect(p.hosts[0], "eth0", p.hosts[1], "eth0", at.mtu); err != nil {
+	if err := m.hosts[meshSender].AddAddr("eth0", ownGIDs[0]+"/64"); err != nil {
 		return err
 	}
-	c, err := startCrowd(p.hosts[0], p.hosts[1], manyPeers)
+	c, err := m.startCrowd(m.hosts[meshPeer], manyPeers)
 	if err != nil {
 		return err
 	}
-	p.onClose(c.close)
-	a, err := b.startProgram(ctx, b.programOf(contender), p.hosts[0], "--gid", ownGIDs[0], "--address", "10.99.0.1/16")
-	if err != nil {
+	if err := m.startAgent(ctx, b, meshSender, "--gid", ownGIDs[0], "--address", m.inner(meshSender)); err != nil {
 		return err
 	}
-	p.onClose(a.Kill)
-	if err := pin(a.PID()); err != nil {
+	if err := pin(m.agents[meshSender].PID()); err != nil {
 		return err
 	}
-	key := func(test, variant string) Key { return at.key(test, variant, contender) }
-
-	if err := b.firstPackets(ctx, c, a, key); err != nil {
+	if err := b.firstPackets(ctx, m, c); err != nil {
 		return err
 	}
-	return b.bursts(ctx, c, a, key)
+	return b.bursts(ctx, m, c)
 }
 
 // firstPackets measures how long the first packet to a peer takes, one peer after the other.
-func (b *bench) firstPackets(ctx context.Context, c *crowd, a *lab.Agent, key func(test, variant string) Key) error {
+func (b *bench) firstPackets(ctx context.Context, m *mesh, c *crowd) error {
 	var each []float64
 	for i := range somePeers {
 		time.Sleep(2 * time.Millisecond) // the connection before this one is finished by then
@@ -299,22 +275,22 @@ func (b *bench) firstPackets(ctx context.Context, c *crowd, a *lab.Agent, key fu
 		}
 		each = append(each, float64(last-started[0])/1e6)
 		if n := i + 1; n == 1 || n == somePeers {
-			m, err := readMemory(ctx, a)
+			used, err := readMemory(ctx, m.agents[meshSender])
 			if err != nil {
 				return err
 			}
-			b.r.add(key(testMemory, memoryName(n)), "KiB", m.resident/1024)
+			b.r.add(m.key(testMemory, memoryName(n)), "KiB", used.resident/1024)
 		}
 	}
-	b.r.add(key(testSetup, firstPacket), "ms", quantile(each, 0.50))
-	b.r.add(key(testSetup, firstTail), "ms", quantile(each, 0.99))
+	b.r.add(m.key(testSetup, firstPacket), "ms", quantile(each, 0.50))
+	b.r.add(m.key(testSetup, firstTail), "ms", quantile(each, 0.99))
 	return nil
 }
 
 // bursts measures the connections to all other peers, made in two bursts.
-func (b *bench) bursts(ctx context.Context, c *crowd, a *lab.Agent, key func(test, variant string) Key) (err error) {
-	var took time.Duration
-	var cpu time.Duration
+func (b *bench) bursts(ctx context.Context, m *mesh, c *crowd) (err error) {
+	a := m.agents[meshSender]
+	var took, cpu time.Duration
 	var half memory
 	for i, to := range []int{morePeers, manyPeers} {
 		from := somePeers
@@ -331,15 +307,15 @@ func (b *bench) bursts(ctx context.Context, c *crowd, a *lab.Agent, key func(tes
 		took, cpu = took+d, cpu+used
 	}
 	const burst = manyPeers - somePeers
-	b.r.add(key(testSetup, setupRate), "/s", burst/took.Seconds())
-	b.r.add(key(testSetup, setupCPU), "µs", float64(cpu.Microseconds())/burst)
+	b.r.add(m.key(testSetup, setupRate), "/s", burst/took.Seconds())
+	b.r.add(m.key(testSetup, setupCPU), "µs", float64(cpu.Microseconds())/burst)
 	after, err := readMemory(ctx, a)
 	if err != nil {
 		return err
 	}
-	b.r.add(key(testMemory, memoryName(manyPeers)), "KiB", after.resident/1024)
-	b.r.add(key(testMemory, perConn), "KiB", (after.resident-half.resident)/(manyPeers-morePeers)/1024)
-	b.r.add(key(testMemory, heapConn), "KiB", (after.heap-half.heap)/(manyPeers-morePeers)/1024)
+	b.r.add(m.key(testMemory, memoryName(manyPeers)), "KiB", after.resident/1024)
+	b.r.add(m.key(testMemory, perConn), "KiB", (after.resident-half.resident)/(manyPeers-morePeers)/1024)
+	b.r.add(m.key(testMemory, heapConn), "KiB", (after.heap-half.heap)/(manyPeers-morePeers)/1024)
 	return nil
 }
 
@@ -375,14 +351,13 @@ func readMemory(ctx context.Context, a *lab.Agent) (m memory, err error) {
 // many measures goodput to one of many connected peers, and between two hosts alone,
 // both over a bridge.
 func (b *bench) many(ctx context.Context) error {
-	at := setupPlace
-	alone, err := b.bridged(ctx, at, 0)
+	alone, err := b.bridged(ctx, 0)
 	if err != nil {
 		return err
 	}
 	defer alone.close()
 	b.say("connecting %d peers", manyPeers)
-	among, err := b.bridged(ctx, at, manyPeers-1)
+	among, err := b.bridged(ctx, manyPeers-1)
 	if err != nil {
 		return err
 	}
@@ -392,70 +367,59 @@ func (b *bench) many(ctx context.Context) error {
 		rounds = b.rounds // a quick run, to see that it works
 	}
 	for round := range rounds {
-		for _, m := range []struct {
+		for _, hosts := range []struct {
 			name string
-			p    *pair
+			m    *mesh
 		}{{twoHosts, alone}, {amongMany, among}} {
-			b.say("round %d of %d: goodput, %s", round+1, rounds, m.name)
-			t, err := b.runLoad(ctx, m.p, load{streams: 1}, b.seconds)
+			b.say("round %d of %d: goodput, %s", round+1, rounds, hosts.name)
+			t, err := b.runLoad(ctx, hosts.m, load{streams: 1})
 			if err != nil {
 				return err
 			}
-			b.r.add(at.key(testPeers, m.name, oursRC), "Mb/s", t.mbps())
+			b.r.add(hosts.m.key(testPeers, hosts.name), "Mb/s", t.mbps())
 		}
 	}
 	return nil
 }
 
 // bridged makes two hosts with agents on a bridge. If others is not zero, it also connects
-// the first host to that many peers of a farm.
-func (b *bench) bridged(ctx context.Context, at place, others int) (p *pair, err error) {
-	inner := inners(family4) // the farm's peers have IPv4 addresses
-	p = &pair{contender: oursRC, src: addr(inner[0]), dst: addr(inner[1])}
+// the first host to that many peers of a farm, which is the third host.
+func (b *bench) bridged(ctx context.Context, others int) (m *mesh, err error) {
+	// The farm's peers have IPv4 addresses.
+	m = &mesh{meshKind: meshKind{at: setupPlace, size: 3, traffic: family4}, contender: oursRC}
 	defer func() {
 		if err != nil {
-			p.close()
+			m.close()
 		}
 	}()
-	if err := p.makeHosts(b); err != nil {
-		return nil, err
-	}
-	var more [2]*lab.Host // the bridge, the farm
-	for i := range more {
-		if more[i], err = b.newHost(); err != nil {
-			return nil, err
-		}
-		p.onClose(func() { more[i].Close() })
-	}
-	if err := lab.Segment(more[0], []*lab.Host{p.hosts[0], p.hosts[1], more[1]}, at.mtu); err != nil {
-		return nil, err
-	}
-	var c *crowd
-	if others > 0 {
-		if c, err = startCrowd(p.hosts[0], more[1], others); err != nil {
-			return nil, err
-		}
-		p.onClose(c.close)
-	} else if err := p.hosts[0].AddAddr("eth0", ownGIDs[0]+"/64"); err != nil {
-		return nil, err
-	}
-	if err := p.hosts[1].AddAddr("eth0", ownGIDs[1]+"/64"); err != nil {
+	if err := m.makeHosts(b); err != nil {
 		return nil, err
 	}
 	for i, gid := range ownGIDs {
-		if p.agents[i], err = b.startAgent(ctx, p.hosts[i], "--gid", gid, "--address", inner[i]); err != nil {
+		if err := m.hosts[i].AddAddr("eth0", gid+"/64"); err != nil {
 			return nil, err
 		}
-		p.onClose(p.agents[i].Kill)
 	}
-	if err := p.wait(ctx); err != nil {
+	var c *crowd
+	if others > 0 {
+		if c, err = m.startCrowd(m.hosts[2], others); err != nil {
+			return nil, err
+		}
+	}
+	m.addrs = nil // the farm has none
+	for i, gid := range ownGIDs {
+		m.addrs = append(m.addrs, addr(m.inner(i)))
+		if err := m.startAgent(ctx, b, i, "--gid", gid, "--address", m.inner(i)); err != nil {
+			return nil, err
+		}
+	}
+	if err := m.wait(ctx); err != nil {
 		return nil, err
 	}
-	if c == nil {
-		return p, nil
+	if c != nil {
+		_, _, err = c.connect(ctx, 0, others, dialWindow)
 	}
-	_, _, err = c.connect(ctx, 0, others, dialWindow)
-	return p, err
+	return m, err
 }
 
 // processCPU returns the processor time that one process has used.

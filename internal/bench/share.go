@@ -19,40 +19,25 @@ const (
 
 // threeToOne measures the shares that three hosts get of a narrow way to the fourth.
 func (b *bench) threeToOne(ctx context.Context, m *mesh) error {
-	widen, err := m.narrowTo(meshTarget, midTCP)
-	if err != nil {
-		return err
-	}
-	defer widen()
-	var loads []*background
-	defer func() {
-		for _, l := range loads {
-			l.stop()
-		}
-	}()
-	for _, h := range m.hosts[:sendersToOne] {
+	var loads backgrounds
+	defer func() { loads.stop() }()
+	for from, h := range m.hosts[:sendersToOne] {
 		if _, err := h.Ping(lab.Ping{Dst: m.addrs[meshTarget], Timeout: time.Second}); err != nil {
 			return fmt.Errorf("%s: %w", h.Name, err)
 		}
-		l, err := streams(ctx, h, m.hosts[meshTarget], m.addrs[meshTarget], 1)
+		l, err := m.streams(ctx, from, meshTarget, 1)
 		if err != nil {
 			return err
 		}
 		loads = append(loads, l)
 	}
 	time.Sleep(2 * time.Second)
-	reading := func() (octets []float64) {
-		for _, l := range loads {
-			octets = append(octets, float64(l.octets.Load()))
-		}
-		return octets
-	}
-	before, d := reading(), b.transferTime(sharesTake)
+	before, d := loads.received(), b.transferTime(sharesTake)
 	time.Sleep(d)
-	least, most, sum := shares(before, reading())
-	b.r.add(m.at.key(testShare, "least of three senders, "+midTCP.name, m.contender), "of equal", least)
-	b.r.add(m.at.key(testShare, "most of three senders, "+midTCP.name, m.contender), "of equal", most)
-	b.r.add(m.at.key(testThree, midTCP.name, m.contender), "Mb/s", sum*8/1e6/d.Seconds())
+	least, most, sum := shares(before, loads.received())
+	b.r.add(m.key(testShare, "least of three senders, "+midTCP.name), "of equal", least)
+	b.r.add(m.key(testShare, "most of three senders, "+midTCP.name), "of equal", most)
+	b.r.add(m.key(testThree, midTCP.name), "Mb/s", sum*8/1e6/d.Seconds())
 	return nil
 }
 

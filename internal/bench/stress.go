@@ -37,7 +37,9 @@ type row struct {
 	name           string
 	kind           meshKind
 	judged, others []string
-	rounds         int // of the judged; zero means as many as the run has
+	rounds         int        // of the judged; zero means as many as the run has
+	narrow         bottleneck // on the way to a host; without a name there is none
+	narrowTo       int        // that host; zero means the peer
 	measure        func(context.Context, *mesh) error
 }
 
@@ -69,27 +71,31 @@ func (b *bench) stressPlan() (steps []step) {
 
 // sharedRows returns the rows of four hosts on an underlay with an MTU of 9000.
 func (b *bench) sharedRows() (rows []row) {
-	kind := meshKind{at: place{9000, family6}, hosts: meshHosts + 1}
+	kind := meshKind{at: place{9000, family6}, size: meshHosts + 1}
 	for _, n := range []bottleneck{overload, ownClass} {
-		rows = append(rows, row{name: "bystander, " + n.name, judged: slices.Concat([]string{raw}, ours),
-			others:  []string{vxlan, wireguard},
-			measure: func(_ context.Context, m *mesh) error { return b.bystander(m, n, m.addrs[meshPeer]) }})
+		name := "bystander, " + n.name
+		rows = append(rows, row{name: name, judged: slices.Concat([]string{raw}, ours),
+			others: []string{vxlan, wireguard}, narrow: n,
+			measure: func(_ context.Context, m *mesh) error { return b.bystander(m, m.addrs[meshPeer], name) }})
 	}
 	rows = append(rows, row{name: multicastVariant, judged: slices.Concat([]string{raw}, ours), others: []string{vxlan},
-		measure: func(_ context.Context, m *mesh) error { return b.bystander(m, overload, multicastGroup) }})
+		narrow:  overload,
+		measure: func(_ context.Context, m *mesh) error { return b.bystander(m, multicastGroup, multicastVariant) }})
 	for _, n := range []bottleneck{slowTCP, midTCP, short30, short60} {
 		for _, l := range []load{{streams: 1}, {streams: 8}} {
 			if l.streams > 1 && n.long == 0 && n != midTCP {
 				continue
 			}
 			name := fmt.Sprintf("%v, %s", l, n.name)
-			rows = append(rows, row{name: name, judged: judgedRC, others: besideRC,
-				measure: func(ctx context.Context, m *mesh) error { return b.besideTCP(ctx, m, n, l, name) }})
+			rows = append(rows, row{name: name, judged: judgedRC, others: besideRC, narrow: n,
+				measure: func(ctx context.Context, m *mesh) error { return b.besideTCP(ctx, m, n.long, l, name) }})
 		}
 	}
 	rows = append(rows,
-		row{name: "fast stream " + besideSlow, judged: judgedRC, others: besideRC, measure: b.fastBesideSlow},
-		row{name: "three senders to one host", judged: judgedRC, others: besideRC, measure: b.threeToOne},
+		row{name: "fast stream " + besideSlow, judged: judgedRC, others: besideRC, narrow: slowTCP,
+			measure: b.fastBesideSlow},
+		row{name: "three senders to one host", judged: judgedRC, others: besideRC, narrow: midTCP, narrowTo: meshTarget,
+			measure: b.threeToOne},
 		row{name: besideBusy, judged: []string{raw, wireguard, oursRC},
 			rounds: busyRounds, measure: b.besideBusy})
 	for i := range rows {
@@ -107,7 +113,7 @@ func (b *bench) datagramRows(mtu int) (rows []row) {
 	at := place{mtu, family6}
 	for _, size := range []int{64, 1400} {
 		name := fmt.Sprintf("%d octets", size)
-		rows = append(rows, row{name: "datagrams of " + name + ", " + at.String(), kind: meshKind{at: at, hosts: meshHosts},
+		rows = append(rows, row{name: "datagrams of " + name + ", " + at.String(), kind: meshKind{at: at, size: meshHosts},
 			judged: judgedRC, others: []string{vxlan, wireguard, oursUC, oursUD},
 			measure: func(_ context.Context, m *mesh) error { return b.datagramRate(m, size, name) }})
 	}
@@ -223,7 +229,7 @@ func (b *bench) measureRow(ctx context.Context, r row) error {
 				continue
 			}
 			b.say("%s, round %d of %d: %s", r.name, round+1, rounds, m.contender)
-			if err := r.measure(ctx, m); err != nil {
+			if err := r.once(ctx, m); err != nil {
 				if ctx.Err() != nil {
 					return ctx.Err()
 				}
@@ -232,6 +238,18 @@ func (b *bench) measureRow(ctx context.Context, r row) error {
 		}
 	}
 	return ctx.Err()
+}
+
+// once makes one measurement, through the bottleneck of the row.
+func (r row) once(ctx context.Context, m *mesh) error {
+	if r.narrow.name != "" {
+		widen, err := m.narrow(cmp.Or(r.narrowTo, meshPeer), r.narrow)
+		if err != nil {
+			return err
+		}
+		defer widen()
+	}
+	return r.measure(ctx, m)
 }
 
 // tc runs the program tc in a host.
@@ -243,12 +261,9 @@ func tc(h *lab.Host, format string, args ...any) error {
 	return nil
 }
 
-// narrow puts the bottleneck on the way to the peer. The returned function removes it.
-func (m *mesh) narrow(n bottleneck) (widen func() error, err error) { return m.narrowTo(meshPeer, n) }
-
-// narrowTo puts the bottleneck on the way to a host. The returned function removes it. A bottleneck in
+// narrow puts the bottleneck on the way to a host. The returned function removes it. A bottleneck in
 // the sender's own class is always on the way to the peer.
-func (m *mesh) narrowTo(host int, n bottleneck) (widen func() error, err error) {
+func (m *mesh) narrow(host int, n bottleneck) (widen func() error, err error) {
 	if n.queue != "" {
 		port := fmt.Sprintf("port%d", host)
 		// The bucket has two full frames: tbf cuts a longer batch into packets.
@@ -261,7 +276,7 @@ func (m *mesh) narrowTo(host int, n bottleneck) (widen func() error, err error) 
 		fmt.Sprintf("class add dev eth0 parent 1: classid 1:1 htb rate %dmbit quantum 10000", n.mbps),
 		"class add dev eth0 parent 1: classid 1:2 htb rate 40gbit quantum 60000",
 		fmt.Sprintf("filter add dev eth0 parent 1: protocol ipv6 u32 match ip6 dst %s flowid 1:1",
-			addr(meshAddr(m.at, meshPeer, false))),
+			addr(m.underlay(meshPeer))),
 	} {
 		if err := tc(h, "%s", line); err != nil {
 			return nil, errors.Join(err, tc(h, "qdisc del dev eth0 root"))
@@ -287,16 +302,7 @@ var multicastVariant = "bystander, multicast to " + overload.name
 // bystander measures pings to an idle host while the sender sends to dst ten times as
 // much as the way to the peer carries. dst is the peer's address, or a group that the
 // peer has joined.
-func (b *bench) bystander(m *mesh, n bottleneck, dst netip.Addr) error {
-	variant := "bystander, " + n.name
-	if dst.IsMulticast() {
-		variant = multicastVariant
-	}
-	widen, err := m.narrow(n)
-	if err != nil {
-		return err
-	}
-	defer widen()
+func (b *bench) bystander(m *mesh, dst netip.Addr, variant string) error {
 	const size = 1400
 	l, err := datagrams(m.hosts[meshSender], m.hosts[meshPeer], m.device(), dst, size,
 		200_000_000/8/size)
@@ -319,33 +325,44 @@ func (b *bench) pingUnder(m *mesh, l *background, to int, variant string, d time
 	if err != nil {
 		return err
 	}
-	b.r.add(m.at.key(testPing, variant, m.contender), "ms", p.p50())
-	b.r.add(m.at.key(testPinged, variant, m.contender), "of all", 1-p.lost())
-	b.r.add(m.at.key(testOverTCP, variant, m.contender), "Mb/s", mbps)
+	b.r.add(m.key(testPing, variant), "ms", p.p50())
+	b.r.add(m.key(testPinged, variant), "of all", 1-p.lost())
+	b.r.add(m.key(testOverTCP, variant), "Mb/s", mbps)
 	if l.resent != nil {
 		after := m.resent(l)
-		b.r.add(m.at.key(testAgain, variant, m.contender), "%", after.since(before))
+		b.r.add(m.key(testAgain, variant), "%", after.since(before))
 		if after.qpSent > before.qpSent {
-			b.r.add(m.at.key(testQPAgain, variant, m.contender), "%", after.qpSince(before))
+			b.r.add(m.key(testQPAgain, variant), "%", after.qpSince(before))
 		}
 	}
 	return nil
 }
 
-// besideTCP measures a ping to the peer beside TCP to it.
-func (b *bench) besideTCP(ctx context.Context, m *mesh, n bottleneck, what load, variant string) error {
-	widen, err := m.narrow(n)
-	if err != nil {
-		return err
-	}
-	defer widen()
-	l, err := streams(ctx, m.hosts[meshSender], m.hosts[meshPeer], m.addrs[meshPeer], what.streams)
+// besideTCP measures a ping to the peer beside TCP to it, for the time long at least.
+func (b *bench) besideTCP(ctx context.Context, m *mesh, long time.Duration, what load, variant string) error {
+	l, err := m.streams(ctx, meshSender, meshPeer, what.streams)
 	if err != nil {
 		return err
 	}
 	defer l.stop()
 	time.Sleep(2 * settle)
-	return b.pingUnder(m, l, meshPeer, variant, b.transferTime(n.long))
+	return b.pingUnder(m, l, meshPeer, variant, b.transferTime(long))
+}
+
+// lateGoodput measures one TCP stream to the peer, which began at the time late before.
+func (b *bench) lateGoodput(ctx context.Context, m *mesh, test, variant string, late time.Duration) error {
+	l, err := m.streams(ctx, meshSender, meshPeer, 1)
+	if err != nil {
+		return err
+	}
+	defer l.stop()
+	time.Sleep(late)
+	mbps, _, err := l.during(func() error { time.Sleep(b.transferTime(0)); return nil })
+	if err != nil {
+		return err
+	}
+	b.r.add(m.key(test, variant), "Mb/s", mbps)
+	return nil
 }
 
 // datagramRate sends datagrams as fast as possible and measures how many arrive.
@@ -357,6 +374,6 @@ func (b *bench) datagramRate(m *mesh, size int, variant string) error {
 	defer l.stop()
 	time.Sleep(settle)
 	_, pps, err := l.during(func() error { time.Sleep(b.transferTime(0)); return nil })
-	b.r.add(m.at.key(testPPS, variant, m.contender), "per second", pps)
+	b.r.add(m.key(testPPS, variant), "per second", pps)
 	return err
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"ipoibcm/internal/lab"
@@ -16,6 +15,9 @@ type path struct {
 	name string
 	way  lab.Way
 	long time.Duration // how long a transfer runs before it is measured
+	// bound is how much RC's goodput is wanted to be at least, of that over the clean path, or of raw veth's
+	// if the path has a delay.
+	bound float64
 }
 
 // clean is the path that the others are compared with.
@@ -23,12 +25,12 @@ const clean = "nothing"
 
 // paths are the paths of the rows. A path treats the packets of every contender alike.
 var paths = []path{
-	{clean, lab.Way{}, time.Second},
-	{"round trip of 10 ms", lab.Way{Delay: 5 * time.Millisecond}, 2 * time.Second},
-	{"round trip of 40 ms", lab.Way{Delay: 20 * time.Millisecond}, 4 * time.Second},
-	{"0.5 % displaced by 3", lab.Way{Displace: 5}, time.Second},
-	{"0.1 % lost", lab.Way{Lose: 1}, time.Second},
-	{"1 % lost", lab.Way{Lose: 10}, time.Second},
+	{clean, lab.Way{}, time.Second, 0},
+	{"round trip of 10 ms", lab.Way{Delay: 5 * time.Millisecond}, 2 * time.Second, 0.85},
+	{"round trip of 40 ms", lab.Way{Delay: 20 * time.Millisecond}, 4 * time.Second, 0.85},
+	{"0.5 % displaced by 3", lab.Way{Displace: 5}, time.Second, 0.8},
+	{"0.1 % lost", lab.Way{Lose: 1}, time.Second, 0.9},
+	{"1 % lost", lab.Way{Lose: 10}, time.Second, 0.5},
 }
 
 const (
@@ -44,15 +46,15 @@ func (b *bench) pathRows() (rows []row) {
 			judged, others = judgedRC, besideRC
 		}
 		rows = append(rows, row{name: "path, " + p.name, judged: judged, others: others,
-			kind:    meshKind{at: place{9000, family6}, hosts: meshPeer + 1, path: p.name},
-			measure: func(ctx context.Context, m *mesh) error { return b.overPath(ctx, m, p) }})
+			kind:    meshKind{at: place{9000, family6}, size: meshPeer + 1, path: p.name},
+			measure: func(ctx context.Context, m *mesh) error { return b.lateGoodput(ctx, m, testPath, p.name, p.long) }})
 	}
 	return rows
 }
 
-// lay puts the path of that name between the bridge and the peer.
-func (m *mesh) lay(name string) error {
-	i := slices.IndexFunc(paths, func(p path) bool { return p.name == name })
+// lay puts the path of the mesh between the bridge and the peer.
+func (m *mesh) lay() error {
+	i := slices.IndexFunc(paths, func(p path) bool { return p.name == m.path })
 	port := fmt.Sprintf("port%d", meshPeer)
 	err := errors.Join(m.prepareWire(), m.bridge.SetMaster(port, ""), m.bridge.SetMaster("wire0", "br0"))
 	if err != nil {
@@ -66,59 +68,30 @@ func (m *mesh) lay(name string) error {
 	return nil
 }
 
-// prepareWire makes the devices that a wire joins. It turns off offloads, so that every
-// frame on the wire is one packet with a finished checksum.
+// prepareWire makes the devices that a wire joins.
 func (m *mesh) prepareWire() error {
-	if err := lab.ConnectHere(m.bridge, "wire0", "wire1", m.at.mtu); err != nil {
+	if err := lab.Connect(m.bridge, "wire0", m.bridge, "wire1", m.at.mtu); err != nil {
 		return err
 	}
 	for _, h := range []int{meshSender, meshPeer} {
-		err := m.hosts[h].OffloadsOff("eth0", "tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation",
-			"tx-checksum-ip-generic")
-		if err != nil {
+		if err := m.hosts[h].WholePackets("eth0"); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// overPath measures one TCP stream to the peer.
-func (b *bench) overPath(ctx context.Context, m *mesh, p path) error {
-	l, err := streams(ctx, m.hosts[meshSender], m.hosts[meshPeer], m.addrs[meshPeer], 1)
-	if err != nil {
-		return err
-	}
-	defer l.stop()
-	time.Sleep(p.long)
-	mbps, _, err := l.during(func() error { time.Sleep(b.transferTime(0)); return nil })
-	if err != nil {
-		return err
-	}
-	b.r.add(m.at.key(testPath, p.name, m.contender), "Mb/s", mbps)
-	return nil
-}
-
 // pathTargets returns the targets of the path rows that were measured.
 func pathTargets(r *Report) (list []target) {
 	for _, p := range r.places(testPath) {
-		of := func(what string) target {
-			return target{name: fmt.Sprintf("RC's goodput over a path, %s, of that over a clean one, %v", what, p),
-				num: p.key(testPath, what, oursRC), den: p.key(testPath, clean, oursRC)}
-		}
-		for _, v := range r.variants(testPath, p.mtu, p.family) {
-			t := of(v)
-			switch {
-			case strings.HasPrefix(v, "round trip"):
-				t = target{name: fmt.Sprintf("RC's goodput of raw veth's, %s, %v", v, p), num: p.key(testPath, v, oursRC),
-					den: p.key(testPath, v, raw), bound: 0.85}
-			case strings.Contains(v, "displaced"):
-				t.bound = 0.8
-			case strings.HasPrefix(v, "0.1 %"):
-				t.bound = 0.9
-			case strings.HasPrefix(v, "1 %"):
-				t.bound = 0.5
-			default:
+		for _, w := range paths {
+			if w.bound == 0 || !slices.Contains(r.variants(testPath, p.mtu, p.family), w.name) {
 				continue
+			}
+			t := target{name: fmt.Sprintf("RC's goodput over a path, %s, of that over a clean one, %v", w.name, p),
+				num: p.key(testPath, w.name, oursRC), den: p.key(testPath, clean, oursRC), bound: w.bound}
+			if w.way.Delay > 0 {
+				t.name, t.den = fmt.Sprintf("RC's goodput of raw veth's, %s, %v", w.name, p), p.key(testPath, w.name, raw)
 			}
 			list = append(list, t)
 		}

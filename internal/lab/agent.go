@@ -228,29 +228,30 @@ func (a *Agent) WaitConns(ctx context.Context, timeout time.Duration,
 // Stop asks the agent to end (SIGTERM) and returns its error. After timeout it kills the agent.
 func (a *Agent) Stop(timeout time.Duration) error {
 	a.cmd.Process.Signal(syscall.SIGTERM)
-	select {
-	case <-a.done:
-	case <-time.After(timeout):
-		a.Kill()
-		return fmt.Errorf("agent in %s did not stop in %v", a.Host.Name, timeout)
+	if err := a.await("stop", timeout); err != nil || a.err == nil {
+		return err
 	}
-	a.release()
-	if a.err != nil {
-		return fmt.Errorf("agent in %s: %w\n%s", a.Host.Name, a.err, a.LogTail(10))
-	}
-	return nil
+	return fmt.Errorf("agent in %s: %w\n%s", a.Host.Name, a.err, a.LogTail(10))
 }
 
 // Wait waits until the agent ends by itself and returns its error. After timeout it
 // kills the agent.
 func (a *Agent) Wait(timeout time.Duration) error {
+	if err := a.await("end", timeout); err != nil {
+		return err
+	}
+	return a.err
+}
+
+// await waits until the process has ended. After timeout it kills the agent.
+func (a *Agent) await(what string, timeout time.Duration) error {
 	select {
 	case <-a.done:
 		a.release()
-		return a.err
+		return nil
 	case <-time.After(timeout):
 		a.Kill()
-		return fmt.Errorf("agent in %s did not end in %v", a.Host.Name, timeout)
+		return fmt.Errorf("agent in %s did not %s in %v", a.Host.Name, what, timeout)
 	}
 }
 

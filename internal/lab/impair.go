@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -73,31 +74,43 @@ func (h *Host) OffloadsOff(dev string, features ...string) error {
 	})
 }
 
+// segmentation are the offloads that make several packets one.
+var segmentation = []string{"tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation"}
+
+// WholePackets turns off the offloads of a device that leave segmentation and checksums to others, so that
+// every frame at the other end is one packet with a finished checksum.
+func (h *Host) WholePackets(dev string) error {
+	return h.OffloadsOff(dev, append(slices.Clone(segmentation), "tx-checksum-ip-generic")...)
+}
+
+// Ingress returns a script for [Host.NFT]: it adds a chain with rules for the packets that arrive on a device.
+func Ingress(table, chain, dev string, priority int, rules string) string {
+	return fmt.Sprintf("table netdev %s {\n chain %s {\n  type filter hook ingress device %q priority %d; "+
+		"policy accept;\n%s }\n}\n", table, chain, dev, priority, rules)
+}
+
 // Lose makes a device drop one in n of the RoCEv2 packets that arrive, at random.
 // First it turns off the offloads of devFrom that would make the device see several
 // packets as one. from is the host at the other end of the link, devFrom its device.
 func (h *Host) Lose(dev string, from *Host, devFrom string, n int) error {
-	if err := from.OffloadsOff(devFrom, "tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation"); err != nil {
+	if err := from.OffloadsOff(devFrom, segmentation...); err != nil {
 		return err
 	}
-	return h.nft(fmt.Sprintf("table netdev ipoibcm {\n chain loss {\n  type filter hook ingress device %q "+
-		"priority 0; policy accept;\n"+
-		"  udp dport 4791 numgen random mod %d == 0 counter drop\n }\n}\n", dev, n))
+	return h.NFT(Ingress("ipoibcm", "loss", dev, 0,
+		fmt.Sprintf("  udp dport 4791 numgen random mod %d == 0 counter drop\n", n)))
 }
 
 // Swallow makes a device drop the RoCEv2 packets of more than mtu octets that arrive. It
 // sends no ICMP message, like a router with a smaller MTU whose ICMP messages are
 // filtered. from is the host at the other end of the link, devFrom its device.
 func (h *Host) Swallow(dev string, from *Host, devFrom string, mtu int) error {
-	if err := from.OffloadsOff(devFrom, "tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation"); err != nil {
+	if err := from.OffloadsOff(devFrom, segmentation...); err != nil {
 		return err
 	}
 	const header = 40 // of IPv6, which its length does not count
 	rules := fmt.Sprintf("  udp dport 4791 ip6 length > %d counter drop\n  udp dport 4791 ip length > %d "+
 		"counter drop\n", mtu-header, mtu)
-	return h.nft(fmt.Sprintf("table netdev ipoibcm_swallow {\n chain swallow {\n  type filter hook ingress "+
-		"device %q priority 0; policy accept;\n"+
-		"%s }\n}\n", dev, rules))
+	return h.NFT(Ingress("ipoibcm_swallow", "swallow", dev, 0, rules))
 }
 
 // Mark makes a device change the ECN codepoint of RoCEv2 packets: of those that arrive
@@ -105,28 +118,25 @@ func (h *Host) Swallow(dev string, from *Host, devFrom string, mtu int) error {
 // IPv4 and IPv6 are counted apart. Each call replaces the rules of the one before, for
 // another device of h too.
 func (h *Host) Mark(dev, from, to string, n int) error {
-	script := "table netdev ipoibcm_mark {}\ndelete table netdev ipoibcm_mark\n" +
-		fmt.Sprintf("table netdev ipoibcm_mark {\n chain marks {\n  type filter hook ingress device %q priority "+
-			"0; policy accept;\n", dev)
+	rules := ""
 	for _, family := range []string{"ip", "ip6"} {
-		script += fmt.Sprintf("  %s ecn %s udp dport 4791 numgen inc mod %d == 0 counter %s ecn set %s\n", family,
+		rules += fmt.Sprintf("  %s ecn %s udp dport 4791 numgen inc mod %d == 0 counter %s ecn set %s\n", family,
 			from, n, family, to)
 	}
-	return h.nft(script + " }\n}\n")
+	return h.NFT("table netdev ipoibcm_mark {}\ndelete table netdev ipoibcm_mark\n" +
+		Ingress("ipoibcm_mark", "marks", dev, 0, rules))
 }
 
 // Block makes a device drop every RoCEv2 packet that arrives, until Unblock.
 func (h *Host) Block(dev string) error {
-	return h.nft(fmt.Sprintf("table netdev ipoibcm_block {\n chain block {\n  type filter hook ingress device "+
-		"%q priority -1; policy accept;\n"+
-		"  udp dport 4791 counter drop\n }\n}\n", dev))
+	return h.NFT(Ingress("ipoibcm_block", "block", dev, -1, "  udp dport 4791 counter drop\n"))
 }
 
 // Unblock ends Block.
-func (h *Host) Unblock() error { return h.nft("delete table netdev ipoibcm_block\n") }
+func (h *Host) Unblock() error { return h.NFT("delete table netdev ipoibcm_block\n") }
 
-// nft runs the program nft with a script inside the namespace.
-func (h *Host) nft(script string) error {
+// NFT runs the program nft with a script inside the namespace.
+func (h *Host) NFT(script string) error {
 	nft, err := exec.LookPath("nft")
 	if err != nil {
 		return ErrNoNFT

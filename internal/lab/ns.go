@@ -84,6 +84,15 @@ func (h *Host) Do(f func() error) error {
 	})
 }
 
+// In runs f inside the namespace of h, as [Host.Do] does, and returns its results.
+func In[T any](h *Host, f func() (T, error)) (v T, err error) {
+	err = h.Do(func() (err error) {
+		v, err = f()
+		return err
+	})
+	return v, err
+}
+
 // Start starts a command inside the namespace.
 func (h *Host) Start(c *exec.Cmd) error { return h.Do(c.Start) }
 
@@ -210,8 +219,8 @@ func (h *Host) HostRoutes(dev string, protocol int) ([]string, error) {
 	return out, nil
 }
 
-// Connect joins two hosts by a veth pair with the given MTU. Both ends are up and
-// without DAD. A device name has at most 15 characters.
+// Connect joins two hosts, or two devices of one host, by a veth pair with the given MTU. Both ends are up
+// and without DAD. A device name has at most 15 characters.
 func Connect(a *Host, devA string, b *Host, devB string, mtu int) error {
 	for _, h := range []*Host{a, b} {
 		if err := quiet(h); err != nil {
@@ -226,19 +235,6 @@ func Connect(a *Host, devA string, b *Host, devB string, mtu int) error {
 		return fmt.Errorf("veth %s-%s: %w", devA, devB, err)
 	}
 	return errors.Join(a.ready(devA), b.ready(devB))
-}
-
-// ConnectHere makes a veth pair whose ends are both in h.
-func ConnectHere(h *Host, devA, devB string, mtu int) error {
-	if err := quiet(h); err != nil {
-		return err
-	}
-	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU = devA, mtu
-	if err := h.nl.LinkAdd(&netlink.Veth{LinkAttrs: attrs, PeerName: devB, PeerMTU: uint32(mtu)}); err != nil {
-		return fmt.Errorf("veth %s-%s: %w", devA, devB, err)
-	}
-	return errors.Join(h.ready(devA), h.ready(devB))
 }
 
 // SetMaster makes dev a port of a bridge in h. An empty name takes dev out of its bridge.
@@ -305,11 +301,7 @@ func Segment(bridge *Host, hosts []*Host, mtu int) error {
 		if err := Connect(bridge, port, h, "eth0", mtu); err != nil {
 			return err
 		}
-		l, err := bridge.Link(port)
-		if err == nil {
-			err = bridge.nl.LinkSetMaster(l, br)
-		}
-		if err != nil {
+		if err := bridge.SetMaster(port, "br0"); err != nil {
 			return fmt.Errorf("bridge port %s: %w", port, err)
 		}
 	}

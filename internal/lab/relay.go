@@ -24,9 +24,8 @@ type Relay struct {
 	// Packets counts the RoCEv2 packets that arrived. The other fields count those that were impaired.
 	Packets, Lost, Duplicated, Reordered, Corrupted atomic.Int64
 
-	imp  atomic.Pointer[Impairment]
-	stop atomic.Bool
-	wg   sync.WaitGroup
+	carrier
+	imp atomic.Pointer[Impairment]
 }
 
 // heldFor is how many RoCEv2 packets at most overtake a reordered one. heldAtMost is how
@@ -51,45 +50,50 @@ func ConnectThrough(a, mid, b *Host, dev string, mtu int, imp Impairment, seed u
 		if err := Connect(end.h, dev, mid, end.side, mtu); err != nil {
 			return nil, err
 		}
-		if err := end.h.OffloadsOff(dev, "tx-udp-segmentation", "tx-tcp-segmentation", "tx-tcp6-segmentation",
-			"tx-checksum-ip-generic"); err != nil {
+		if err := end.h.WholePackets(dev); err != nil {
 			return nil, err
 		}
 	}
 	r := &Relay{}
 	r.Impair(imp)
-	left, err := mid.packetSocket("left")
-	if err != nil {
-		return nil, err
-	}
-	right, err := mid.packetSocket("right")
-	if err != nil {
-		unix.Close(left)
-		return nil, err
-	}
-	var both sync.WaitGroup
-	for i, way := range [][2]int{{left, right}, {right, left}} {
-		both.Add(1)
-		r.wg.Go(func() {
-			defer both.Done()
-			r.carry(way[0], way[1], mtu, rand.New(rand.NewPCG(seed, uint64(i))))
-		})
-	}
-	r.wg.Go(func() {
-		both.Wait()
-		unix.Close(left)
-		unix.Close(right)
-	})
-	return r, nil
+	return r, r.start(mid, "left", "right", seed, func(from, to int, rnd *rand.Rand) { r.carry(from, to, mtu, rnd) })
 }
 
 // Impair sets what the relay does to packets from now on.
 func (r *Relay) Impair(imp Impairment) { r.imp.Store(&imp) }
 
-// Close ends the relay; nothing passes any more.
-func (r *Relay) Close() {
-	r.stop.Store(true)
-	r.wg.Wait()
+// A carrier carries frames between two devices of a host.
+type carrier struct {
+	stop atomic.Bool
+	wg   sync.WaitGroup
+}
+
+// start carries frames with carry in both directions, each with its own random numbers, until stop is set.
+func (c *carrier) start(h *Host, a, b string, seed uint64, carry func(from, to int, rnd *rand.Rand)) error {
+	left, err := h.packetSocket(a)
+	if err != nil {
+		return err
+	}
+	right, err := h.packetSocket(b)
+	if err != nil {
+		unix.Close(left)
+		return err
+	}
+	c.wg.Go(func() {
+		var both sync.WaitGroup
+		both.Go(func() { carry(left, right, rand.New(rand.NewPCG(seed, 0))) })
+		both.Go(func() { carry(right, left, rand.New(rand.NewPCG(seed, 1))) })
+		both.Wait()
+		unix.Close(left)
+		unix.Close(right)
+	})
+	return nil
+}
+
+// Close ends the carrying; nothing passes any more.
+func (c *carrier) Close() {
+	c.stop.Store(true)
+	c.wg.Wait()
 }
 
 // packetSocket opens a socket for whole frames: it receives those that arrive on dev, and sends on dev.

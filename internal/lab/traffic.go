@@ -13,6 +13,8 @@ import (
 	"os"
 	"time"
 
+	"golang.org/x/net/ipv4"
+	"golang.org/x/net/ipv6"
 	"golang.org/x/sys/unix"
 )
 
@@ -31,12 +33,8 @@ type Ping struct {
 
 // Ping sends one ICMP or ICMPv6 echo request from the host, waits for the reply, and
 // returns the round-trip time. A reply with another payload is an error.
-func (h *Host) Ping(p Ping) (rtt time.Duration, err error) {
-	err = h.Do(func() error {
-		rtt, err = Echo(p)
-		return err
-	})
-	return rtt, err
+func (h *Host) Ping(p Ping) (time.Duration, error) {
+	return In(h, func() (time.Duration, error) { return Echo(p) })
 }
 
 // Echo does what [Host.Ping] does, from the namespace of the calling thread.
@@ -61,9 +59,9 @@ func Echo(p Ping) (time.Duration, error) {
 	}
 	defer unix.Close(fd)
 	id, seq := uint16(rand.Uint32()), uint16(1)
-	msg := request(8+p.Size-header, v6, id, seq)
+	msg := EchoRequest(8+p.Size-header, v6, id, seq)
 	start := time.Now()
-	if err := unix.Sendto(fd, msg, 0, sockaddr(p.Dst, p.Zone, 0)); err != nil {
+	if err := unix.Sendto(fd, msg, 0, Sockaddr(p.Dst.WithZone(p.Zone))); err != nil {
 		return 0, fmt.Errorf("ping %s, %d octets: %w", p.Dst, p.Size, err)
 	}
 	buf := make([]byte, 1<<16)
@@ -81,8 +79,8 @@ func Echo(p Ping) (time.Duration, error) {
 		if err != nil {
 			return 0, fmt.Errorf("ping %s: %w", p.Dst, err)
 		}
-		got, ok := reply(buf[:n], v6, id, seq)
-		if !ok {
+		got, n16, ok := EchoReply(buf[:n], v6, id)
+		if !ok || n16 != seq {
 			continue
 		}
 		if len(got) != len(msg) || string(got[8:]) != string(msg[8:]) {
@@ -92,9 +90,28 @@ func Echo(p Ping) (time.Duration, error) {
 	}
 }
 
-// socket opens a raw ICMP socket that fragments packets unless p.DF is set.
+// socket opens an echo socket that fragments packets unless p.DF is set.
 func (p *Ping) socket() (int, error) {
 	v6 := p.Dst.Is6()
+	fd, err := EchoSocket(v6)
+	if err != nil {
+		return -1, err
+	}
+	unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1<<20)
+	switch {
+	case !v6 && p.DF:
+		unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
+	case !v6:
+		unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT)
+	case p.DF:
+		unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO)
+		unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_DONTFRAG, 1)
+	}
+	return fd, nil
+}
+
+// EchoSocket opens a raw socket for ICMP, or for ICMPv6 if v6 is set.
+func EchoSocket(v6 bool) (int, error) {
 	family, proto := unix.AF_INET, unix.IPPROTO_ICMP
 	if v6 {
 		family, proto = unix.AF_INET6, unix.IPPROTO_ICMPV6
@@ -103,20 +120,11 @@ func (p *Ping) socket() (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("ICMP socket: %w", err)
 	}
-	unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUF, 1<<20)
-	if !v6 && !p.DF {
-		unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DONT)
-	} else if !v6 {
-		unix.SetsockoptInt(fd, unix.IPPROTO_IP, unix.IP_MTU_DISCOVER, unix.IP_PMTUDISC_DO)
-	} else if p.DF {
-		unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_MTU_DISCOVER, unix.IPV6_PMTUDISC_DO)
-		unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_DONTFRAG, 1)
-	}
 	return fd, nil
 }
 
-// request is an echo request of size octets; the kernel does the checksum of ICMPv6.
-func request(size int, v6 bool, id, seq uint16) []byte {
+// EchoRequest returns an echo request of size octets; the kernel does the checksum of ICMPv6.
+func EchoRequest(size int, v6 bool, id, seq uint16) []byte {
 	msg := make([]byte, size)
 	msg[0] = 8
 	if v6 {
@@ -133,11 +141,12 @@ func request(size int, v6 bool, id, seq uint16) []byte {
 	return msg
 }
 
-// reply returns the ICMP message in got if it is the echo reply to id and seq.
-func reply(got []byte, v6 bool, id, seq uint16) ([]byte, bool) {
+// EchoReply returns the ICMP message in got, which an echo socket has received, and its sequence number. ok is false
+// if it is no echo reply to id.
+func EchoReply(got []byte, v6 bool, id uint16) (msg []byte, seq uint16, ok bool) {
 	if !v6 { // an IPv4 raw socket shows the IP header
 		if len(got) < 20 || len(got) < int(got[0]&15)*4 {
-			return nil, false
+			return nil, 0, false
 		}
 		got = got[int(got[0]&15)*4:]
 	}
@@ -145,11 +154,10 @@ func reply(got []byte, v6 bool, id, seq uint16) ([]byte, bool) {
 	if v6 {
 		kind = 129
 	}
-	if len(got) < 8 || got[0] != kind || binary.BigEndian.Uint16(got[4:]) != id ||
-		binary.BigEndian.Uint16(got[6:]) != seq {
-		return nil, false
+	if len(got) < 8 || got[0] != kind || binary.BigEndian.Uint16(got[4:]) != id {
+		return nil, 0, false
 	}
-	return got, true
+	return got, binary.BigEndian.Uint16(got[6:]), true
 }
 
 func checksum(b []byte) uint16 {
@@ -166,15 +174,14 @@ func checksum(b []byte) uint16 {
 	return ^uint16(sum)
 }
 
-func sockaddr(a netip.Addr, zone string, port int) unix.Sockaddr {
+// Sockaddr returns the address for a raw socket, or for a port that the kernel chooses. Its zone names a device.
+func Sockaddr(a netip.Addr) unix.Sockaddr {
 	if a.Is4() {
-		return &unix.SockaddrInet4{Addr: a.As4(), Port: port}
+		return &unix.SockaddrInet4{Addr: a.As4()}
 	}
-	sa := &unix.SockaddrInet6{Addr: a.As16(), Port: port}
-	if zone != "" {
-		if ifi, err := net.InterfaceByName(zone); err == nil {
-			sa.ZoneId = uint32(ifi.Index)
-		}
+	sa := &unix.SockaddrInet6{Addr: a.As16()}
+	if ifi, err := net.InterfaceByName(a.Zone()); err == nil {
+		sa.ZoneId = uint32(ifi.Index)
 	}
 	return sa
 }
@@ -201,10 +208,8 @@ func (t Transfer) Mbps() float64 {
 // sends for the time d. It returns when the receiver has confirmed all data.
 func (h *Host) Send(ctx context.Context, to *Host, addr netip.Addr, octets int64,
 	d time.Duration) (t Transfer, err error) {
-	var ln *net.TCPListener
-	err = to.Do(func() (err error) {
-		ln, err = net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(addr, 0)))
-		return err
+	ln, err := In(to, func() (*net.TCPListener, error) {
+		return net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(addr, 0)))
 	})
 	if err != nil {
 		return t, fmt.Errorf("listen in %s: %w", to.Name, err)
@@ -220,15 +225,11 @@ func (h *Host) Send(ctx context.Context, to *Host, addr netip.Addr, octets int64
 		n, sum, err := receive(ln, octets > 0)
 		received <- result{n, sum, err}
 	}()
-	var conn *net.TCPConn
 	dst := ln.Addr().(*net.TCPAddr)
-	err = h.Do(func() error {
-		dialer := net.Dialer{Timeout: patience}
-		c, err := dialer.DialContext(ctx, "tcp", dst.String())
-		if err == nil {
-			conn = c.(*net.TCPConn)
-		}
-		return err
+	conn, err := In(h, func() (*net.TCPConn, error) {
+		c, err := (&net.Dialer{Timeout: patience}).DialContext(ctx, "tcp", dst.String())
+		tcp, _ := c.(*net.TCPConn)
+		return tcp, err
 	})
 	if err != nil {
 		ln.Close()
@@ -343,42 +344,30 @@ func (h *Host) Multicast(devFrom string, to *Host, devTo string, group netip.Add
 	if group.Is6() {
 		network = "udp6"
 	}
-	var in *net.UDPConn
-	err := to.Do(func() error {
+	in, err := In(to, func() (*net.UDPConn, error) {
 		ifi, err := net.InterfaceByName(devTo)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		in, err = net.ListenMulticastUDP(network, ifi, &net.UDPAddr{IP: group.AsSlice(), Port: mcastPort})
-		return err
+		return net.ListenMulticastUDP(network, ifi, &net.UDPAddr{IP: group.AsSlice(), Port: mcastPort})
 	})
 	if err != nil {
 		return fmt.Errorf("join %s in %s: %w", group, to.Name, err)
 	}
 	defer in.Close()
-	var out *net.UDPConn
-	err = h.Do(func() error {
+	out, err := In(h, func() (*net.UDPConn, error) {
 		ifi, err := net.InterfaceByName(devFrom)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		if out, err = net.ListenUDP(network, nil); err != nil {
-			return err
-		}
-		raw, err := out.SyscallConn()
+		out, err := net.ListenUDP(network, nil)
 		if err != nil {
-			return err
+			return nil, err
 		}
-		var soErr error
-		err = raw.Control(func(fd uintptr) {
-			if group.Is6() {
-				soErr = unix.SetsockoptInt(int(fd), unix.IPPROTO_IPV6, unix.IPV6_MULTICAST_IF, ifi.Index)
-			} else {
-				soErr = unix.SetsockoptIPMreqn(int(fd), unix.IPPROTO_IP, unix.IP_MULTICAST_IF,
-					&unix.IPMreqn{Ifindex: int32(ifi.Index)})
-			}
-		})
-		return errors.Join(err, soErr)
+		if group.Is6() {
+			return out, ipv6.NewPacketConn(out).SetMulticastInterface(ifi)
+		}
+		return out, ipv4.NewPacketConn(out).SetMulticastInterface(ifi)
 	})
 	if err != nil {
 		return fmt.Errorf("multicast from %s: %w", h.Name, err)

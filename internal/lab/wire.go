@@ -23,8 +23,7 @@ type Way struct {
 type Wire struct {
 	Packets, Lost, Displaced atomic.Int64
 
-	stop atomic.Bool
-	wg   sync.WaitGroup
+	carrier
 }
 
 const (
@@ -36,41 +35,15 @@ const (
 
 // NewWire joins the devices a and b of h. Close ends it.
 func (h *Host) NewWire(a, b string, mtu int, way Way, seed uint64) (*Wire, error) {
-	left, err := h.packetSocket(a)
-	if err != nil {
-		return nil, err
-	}
-	right, err := h.packetSocket(b)
-	if err != nil {
-		unix.Close(left)
-		return nil, err
-	}
 	w := &Wire{}
-	var both sync.WaitGroup
-	for i, ends := range [][2]int{{left, right}, {right, left}} {
-		both.Add(1)
+	return w, w.start(h, a, b, seed, func(from, to int, rnd *rand.Rand) {
 		under := make(chan wireFrame, wireFrames)
-		w.wg.Go(func() {
+		go func() {
 			defer close(under)
-			w.take(ends[0], mtu, under, way, rand.New(rand.NewPCG(seed, uint64(i))))
-		})
-		w.wg.Go(func() {
-			defer both.Done()
-			w.give(ends[1], under)
-		})
-	}
-	w.wg.Go(func() {
-		both.Wait()
-		unix.Close(left)
-		unix.Close(right)
+			w.take(from, mtu, under, way, rnd)
+		}()
+		w.give(to, under)
 	})
-	return w, nil
-}
-
-// Close ends the wire; nothing passes any more.
-func (w *Wire) Close() {
-	w.stop.Store(true)
-	w.wg.Wait()
 }
 
 // A wireFrame is a frame under way, and when it arrives.

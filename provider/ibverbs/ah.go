@@ -43,9 +43,7 @@ func (d *Device) CreateAH(attr verbs.AHAttr) (verbs.AH, error) {
 		return nil, wrapErrno(fmt.Sprintf("address handle for %v", attr.DGID), err)
 	}
 	a := &ah{dev: d, attr: attr, from: from, h: h}
-	d.mu.Lock()
-	d.ahs[a] = struct{}{}
-	d.mu.Unlock()
+	remember(d, d.ahs, a, struct{}{})
 	return a, nil
 }
 

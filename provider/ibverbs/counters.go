@@ -30,18 +30,10 @@ func (d *Device) Counters(f func(name string, value uint64)) {
 	f("completion_queues", uint64(cqs))
 	f("address_handles", uint64(ahs))
 	f("memory_regions", uint64(regions))
-	m := &madPort{} // counters of the port's QP 1, which other Devices of this process may share
+	var sum madCounts[uint64]
 	if d.mads != nil {
-		m = d.mads.gsi.raw
+		counters.Add(&sum, &d.mads.gsi.raw.madCounts)
+		sum.dropped += d.mads.dropped.Load()
 	}
-	f("mads_in", m.received.Load())
-	f("mads_out", m.sent.Load())
-	dropped := m.dropped.Load()
-	if d.mads != nil {
-		dropped += d.mads.dropped.Load()
-	}
-	f("mads_dropped", dropped)
-	f("mads_drop_flood", m.flood.Load())
-	f("mads_refused", m.refused.Load())
-	f("mads_slow", m.slow.Load())
+	counters.Each(&sum, f)
 }

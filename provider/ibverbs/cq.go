@@ -55,9 +55,7 @@ func (d *Device) CreateCQ(depth int) (verbs.CQ, error) {
 		C.ibv_destroy_comp_channel(c.ch)
 		return nil, wrapErrno("completion queue", err)
 	}
-	d.mu.Lock()
-	d.cqs[c] = struct{}{}
-	d.mu.Unlock()
+	remember(d, d.cqs, c, struct{}{})
 	return c, nil
 }
 
@@ -166,11 +164,9 @@ func (c *cq) Destroy() error {
 		c.dev.mu.Unlock()
 		return verbs.ErrClosed
 	}
-	for _, q := range c.dev.qps {
-		if q.sendCQ == c || q.recvCQ == c {
-			c.dev.mu.Unlock()
-			return fmt.Errorf("%w: QP %v uses the completion queue", verbs.ErrInvalid, q.qpn)
-		}
+	if q := c.dev.userOf(func(q *qp) bool { return q.sendCQ == c || q.recvCQ == c }); q != nil {
+		c.dev.mu.Unlock()
+		return fmt.Errorf("%w: QP %v uses the completion queue", verbs.ErrInvalid, q.qpn)
 	}
 	delete(c.dev.cqs, c)
 	c.dev.mu.Unlock()

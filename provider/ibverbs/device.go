@@ -20,6 +20,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -244,9 +245,9 @@ func (d *Device) queryCaps() error {
 	if rc := C.ibv_query_device(d.ctx, &dev); rc != 0 {
 		return fmt.Errorf("query %s: %w", d.name, syscall.Errno(rc))
 	}
-	var port C.struct_ibv_port_attr
-	if rc := C.shim_port(d.ctx, C.int(d.port), &port); rc != 0 {
-		return fmt.Errorf("query port %d of %s: %w", d.port, d.name, syscall.Errno(rc))
+	port, err := d.queryPort()
+	if err != nil {
+		return err
 	}
 	d.caps = verbs.Caps{
 		Name: "ibverbs", Device: d.name, RC: true, UC: true, UD: true, RDMA: true,
@@ -257,15 +258,18 @@ func (d *Device) queryCaps() error {
 	return nil
 }
 
+func (d *Device) queryPort() (port C.struct_ibv_port_attr, err error) {
+	if rc := C.shim_port(d.ctx, C.int(d.port), &port); rc != 0 {
+		return port, fmt.Errorf("query port %d of %s: %w", d.port, d.name, syscall.Errno(rc))
+	}
+	return port, nil
+}
+
 // openCM registers for the port's CM messages. If that fails, for example because another process
 // has them, it keeps the error for MADError.
 func (d *Device) openCM() {
 	var keys [4]uint64
-	for i := range keys {
-		var b [8]byte
-		rand.Read(b[:])
-		keys[i] = binary.NativeEndian.Uint64(b[:])
-	}
+	_ = binary.Read(rand.Reader, binary.NativeEndian, &keys) // never fails
 	node, err := findUMAD(classMAD, d.name, d.port)
 	if err == nil {
 		open := func(gids func() gidTable, pkeys func() []ib.PKey) (*madPort, error) {
@@ -294,12 +298,7 @@ func (d *Device) servesUD(qpn ib.QPN) bool {
 func (d *Device) inPartition(k ib.PKey) bool {
 	d.mu.RLock()
 	defer d.mu.RUnlock()
-	for _, q := range d.qps {
-		if q.transport == ib.UD && (q.pkey^k)&^ib.PKeyFull == 0 {
-			return true
-		}
-	}
-	return false
+	return d.userOf(func(q *qp) bool { return q.transport == ib.UD && (q.pkey^k)&^ib.PKeyFull == 0 }) != nil
 }
 
 // SubnetPort implements [verbs.SubnetProvider].
@@ -366,15 +365,21 @@ type portState struct {
 	table gidTable
 }
 
+// unusable returns s as it is when nothing can be read of the port any more.
+func (s portState) unusable() *portState {
+	s.Active, s.GIDs, s.table = false, nil, nil
+	return &s
+}
+
 // read returns the port's current state, with prefer as the first GID if it is still there.
 func (d *Device) read(prefer ib.GID) (*portState, error) {
 	all, _, err := d.readGIDs()
 	if err != nil {
 		return nil, err
 	}
-	var port C.struct_ibv_port_attr
-	if rc := C.shim_port(d.ctx, C.int(d.port), &port); rc != 0 {
-		return nil, fmt.Errorf("query port %d of %s: %w", d.port, d.name, syscall.Errno(rc))
+	port, err := d.queryPort()
+	if err != nil {
+		return nil, err
 	}
 	p := &portState{table: d.choose(all, prefer)}
 	p.Port = verbs.Port{GIDs: p.table.gids(), GUID: d.guid, LID: ib.PermissiveLID, MTU: ib.MTU(port.active_mtu)}
@@ -428,6 +433,23 @@ func (d *Device) Events() <-chan verbs.Event { return d.events.Events() }
 // completions.
 func (d *Device) SetTap(t verbs.Tap) { d.tap.Set(t) }
 
+// remember puts an object into a map of d.
+func remember[K comparable, V any](d *Device, objects map[K]V, key K, object V) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	objects[key] = object
+}
+
+// userOf returns a QP for which uses holds, nil if there is none. d.mu is held.
+func (d *Device) userOf(uses func(*qp) bool) *qp {
+	for _, q := range d.qps {
+		if uses(q) {
+			return q
+		}
+	}
+	return nil
+}
+
 // use keeps the device open. Unless it returns an error, the caller must call d.life.RUnlock.
 func (d *Device) use() error {
 	d.life.RLock()
@@ -446,14 +468,18 @@ func (d *Device) Close() error {
 	return d.release()
 }
 
-// release ends the goroutines and releases what open allocated.
-func (d *Device) release() error {
+func (d *Device) closeMADs() {
 	if d.mads != nil {
 		d.mads.close()
 	}
 	if d.subnet != nil {
 		_ = d.subnet.Close()
 	}
+}
+
+// release ends the goroutines and releases what open allocated.
+func (d *Device) release() error {
+	d.closeMADs()
 	if d.monitor != nil {
 		d.monitor.stop()
 	}
@@ -485,10 +511,7 @@ func (d *Device) teardown() error {
 	d.mu.Lock()
 	qps, srqs, ahs, regions := d.qps, d.srqs, d.ahs, d.regions
 	d.qps, d.srqs, d.ahs, d.regions = map[ib.QPN]*qp{}, map[uint32]*srq{}, map[*ah]struct{}{}, map[*verbs.Region]*region{}
-	var cqs []*cq
-	for c := range d.cqs {
-		cqs = append(cqs, c)
-	}
+	cqs := slices.Collect(maps.Keys(d.cqs))
 	d.mu.Unlock()
 	for _, q := range qps {
 		_ = q.destroy() // the device may be gone

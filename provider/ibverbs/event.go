@@ -69,39 +69,44 @@ func asyncStatus(event int) verbs.Status {
 	return verbs.GeneralError
 }
 
-// portEvents returns the differences between two states of the port, in softroce's order: whether
-// it is usable, then GIDs, then MTUs.
+// A portChange is an event of a port, if it has changed.
+type portChange struct {
+	kind    verbs.EventKind
+	changed bool
+	text    string
+}
+
+// portEvents returns the differences between two states of the port.
 func portEvents(old, now *verbs.Port) (events []verbs.Event) {
+	changes := roceChanges(old, now)
 	if now.InfiniBand {
-		return infiniBandEvents(old, now)
+		changes = infiniBandChanges(old, now)
 	}
-	if now.Active != old.Active {
-		ev := verbs.Event{Kind: verbs.PortActive, Text: "underlay " + now.UnderlayIf + " is usable"}
-		if !now.Active {
-			ev = verbs.Event{Kind: verbs.PortError, Text: "underlay " + now.UnderlayIf + " is down"}
-			if len(now.GIDs) == 0 {
-				ev.Text = "underlay " + now.UnderlayIf + " has no RoCE v2 GID"
-			}
+	for _, c := range changes {
+		if c.changed {
+			events = append(events, verbs.Event{Kind: c.kind, Text: c.text})
 		}
-		events = append(events, ev)
-	}
-	if fmt.Sprint(now.GIDs) != fmt.Sprint(old.GIDs) {
-		events = append(events, verbs.Event{Kind: verbs.GIDChange, Text: fmt.Sprint(now.GIDs)})
-	}
-	if now.UnderMTU != old.UnderMTU || now.MTU != old.MTU {
-		events = append(events, verbs.Event{Kind: verbs.MTUChange,
-			Text: fmt.Sprintf("underlay MTU %d, path MTU %d", now.UnderMTU, now.MTU.Octets())})
 	}
 	return events
 }
 
-// infiniBandEvents is portEvents for an InfiniBand port.
-func infiniBandEvents(old, now *verbs.Port) (events []verbs.Event) {
-	for _, e := range []struct {
-		kind    verbs.EventKind
-		changed bool
-		text    string
-	}{
+// roceChanges are in softroce's order: whether the port is usable, then GIDs, then MTUs.
+func roceChanges(old, now *verbs.Port) []portChange {
+	why := " is down"
+	if len(now.GIDs) == 0 {
+		why = " has no RoCE v2 GID"
+	}
+	return []portChange{
+		{verbs.PortActive, now.Active && !old.Active, "underlay " + now.UnderlayIf + " is usable"},
+		{verbs.PortError, !now.Active && old.Active, "underlay " + now.UnderlayIf + why},
+		{verbs.GIDChange, !slices.Equal(now.GIDs, old.GIDs), fmt.Sprint(now.GIDs)},
+		{verbs.MTUChange, now.UnderMTU != old.UnderMTU || now.MTU != old.MTU,
+			fmt.Sprintf("underlay MTU %d, path MTU %d", now.UnderMTU, now.MTU.Octets())},
+	}
+}
+
+func infiniBandChanges(old, now *verbs.Port) []portChange {
+	return []portChange{
 		{verbs.PortActive, now.Active && !old.Active, "the port is active"},
 		{verbs.PortError, !now.Active && old.Active, "the port is not active"},
 		{verbs.LIDChange, now.LID != old.LID, fmt.Sprintf("LID %d", now.LID)},
@@ -110,10 +115,5 @@ func infiniBandEvents(old, now *verbs.Port) (events []verbs.Event) {
 		{verbs.PKeyChange, !slices.Equal(now.PKeys, old.PKeys), fmt.Sprint(now.PKeys)},
 		{verbs.GIDChange, !slices.Equal(now.GIDs, old.GIDs), fmt.Sprint(now.GIDs)},
 		{verbs.MTUChange, now.MTU != old.MTU, fmt.Sprintf("path MTU %d", now.MTU.Octets())},
-	} {
-		if e.changed {
-			events = append(events, verbs.Event{Kind: e.kind, Text: e.text})
-		}
 	}
-	return events
 }

@@ -32,9 +32,7 @@ func findDevice(netdev string) (string, error) {
 func NetworkDevice(device string) string { return netdevOf(classRDMA, device) }
 
 func netdevOf(class, device string) string {
-	files, _ := filepath.Glob(filepath.Join(class, device, "ports/*/gid_attrs/ndevs/*"))
-	slices.Sort(files)
-	for _, f := range files {
+	for _, f := range sorted(class, device, "ports/*/gid_attrs/ndevs/*") {
 		if name := lineOf(f); name != "" {
 			return name
 		}
@@ -44,9 +42,7 @@ func netdevOf(class, device string) string {
 
 // deviceByGIDs returns the RDMA device that has a GID of a network device, "" if none has.
 func deviceByGIDs(class, netdev string) string {
-	files, _ := filepath.Glob(filepath.Join(class, "*/ports/*/gid_attrs/ndevs/*"))
-	slices.Sort(files)
-	for _, f := range files {
+	for _, f := range sorted(class, "*/ports/*/gid_attrs/ndevs/*") {
 		if lineOf(f) == netdev {
 			rel, _ := filepath.Rel(class, f)
 			name, _, _ := strings.Cut(rel, "/")
@@ -58,14 +54,19 @@ func deviceByGIDs(class, netdev string) string {
 
 // findUMAD returns the device node for the MADs of an RDMA device's port.
 func findUMAD(class, device string, port int) (string, error) {
-	dirs, _ := filepath.Glob(filepath.Join(class, "umad*"))
-	slices.Sort(dirs)
-	for _, d := range dirs {
+	for _, d := range sorted(class, "umad*") {
 		if lineOf(filepath.Join(d, "ibdev")) == device && lineOf(filepath.Join(d, "port")) == fmt.Sprint(port) {
 			return filepath.Join("/dev/infiniband", filepath.Base(d)), nil
 		}
 	}
 	return "", fmt.Errorf("no umad node for %s port %d: modprobe ib_umad", device, port)
+}
+
+// sorted returns the paths that match the elements of a pattern.
+func sorted(pattern ...string) []string {
+	paths, _ := filepath.Glob(filepath.Join(pattern...))
+	slices.Sort(paths)
+	return paths
 }
 
 func lineOf(path string) string {

@@ -68,23 +68,18 @@ func shareMADs(node string, open func(gids func() gidTable, pkeys func() []ib.PK
 	v cmView) (*gsiUser, error) {
 	shared.Lock()
 	defer shared.Unlock()
-	g := shared.gsi[node]
-	if g == nil {
-		g = &gsi{node: node, done: make(chan struct{}), owners: map[uint32]*gsiUser{}}
-		u := g.add(v) // open's functions ask this user
-		raw, err := open(g.gids, g.pkeys)
-		if err != nil {
-			return nil, err
-		}
-		g.raw = raw
-		go g.serve()
-		if shared.gsi == nil {
-			shared.gsi = map[string]*gsi{}
-		}
-		shared.gsi[node] = g
-		return u, nil
+	if g := shared.gsi[node]; g != nil {
+		return g.add(v), nil
 	}
-	return g.add(v), nil
+	g := &gsi{node: node, done: make(chan struct{}), owners: map[uint32]*gsiUser{}}
+	u := g.add(v) // open's functions ask this user
+	var err error
+	if g.raw, err = open(g.gids, g.pkeys); err != nil {
+		return nil, err
+	}
+	go g.serve()
+	shared.gsi[node] = g
+	return u, nil
 }
 
 func (g *gsi) add(v cmView) *gsiUser {
@@ -96,27 +91,17 @@ func (g *gsi) add(v cmView) *gsiUser {
 }
 
 // gids and pkeys return the tables of the port, as the first user has them.
-func (g *gsi) gids() gidTable {
-	if u := g.first(); u != nil {
-		return u.cmView.gids()
-	}
-	return nil
-}
+func (g *gsi) gids() gidTable   { return g.first().gids() }
+func (g *gsi) pkeys() []ib.PKey { return g.first().pkeys() }
 
-func (g *gsi) pkeys() []ib.PKey {
-	if u := g.first(); u != nil {
-		return u.cmView.pkeys()
-	}
-	return nil
-}
-
-func (g *gsi) first() *gsiUser {
+// first returns the view of the first user. Without users it has no entries.
+func (g *gsi) first() cmView {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if len(g.users) == 0 {
-		return nil
+		return cmView{gids: func() gidTable { return nil }, pkeys: func() []ib.PKey { return nil }}
 	}
-	return g.users[0]
+	return g.users[0].cmView
 }
 
 // MADs implements [verbs.MADPort].

@@ -46,8 +46,7 @@ func (d *Device) Register(buf []byte, access verbs.Access) (*verbs.Region, error
 		return nil, err
 	}
 	defer d.life.RUnlock()
-	flags := C.int(C.IBV_ACCESS_LOCAL_WRITE)
-	flags |= accessFlags(access)
+	flags := C.IBV_ACCESS_LOCAL_WRITE | accessFlags(access)
 	r := &region{}
 	r.pin.Pin(&buf[0])
 	addr := uint64(uintptr(unsafe.Pointer(&buf[0])))
@@ -58,9 +57,7 @@ func (d *Device) Register(buf []byte, access verbs.Access) (*verbs.Region, error
 	}
 	r.mr = mr
 	v := &verbs.Region{Buf: buf, Addr: addr, LKey: uint32(mr.lkey), RKey: uint32(mr.rkey)}
-	d.mu.Lock()
-	d.regions[v] = r
-	d.mu.Unlock()
+	remember(d, d.regions, v, r)
 	return v, nil
 }
 

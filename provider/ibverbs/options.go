@@ -59,10 +59,7 @@ func (o *Options) addressWait() time.Duration {
 }
 
 func (o *Options) log() *slog.Logger {
-	if o.Log == nil {
-		return slog.New(slog.DiscardHandler)
-	}
-	return o.Log
+	return cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 }
 
 // ErrStopped says that Options.Stop was closed while Open waited.

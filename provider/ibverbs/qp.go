@@ -119,9 +119,7 @@ func (d *Device) CreateQP(init verbs.QPInit) (verbs.QP, error) {
 		return nil, wrapErrno(fmt.Sprintf("create %v QP", init.Transport), err)
 	}
 	q.h, q.qpn = h, ib.QPN(h.qp_num)
-	d.mu.Lock()
-	d.qps[q.qpn] = q
-	d.mu.Unlock()
+	remember(d, d.qps, q.qpn, q)
 	return q, nil
 }
 

@@ -1,14 +1,10 @@
 package ibverbs
 
 import (
-	"errors"
 	"os"
 	"slices"
 	"sync"
 
-	"golang.org/x/sys/unix"
-
-	"ipoibcm/verbs"
 	wire "ipoibcm/wire/sa"
 )
 
@@ -31,11 +27,11 @@ type reports struct {
 }
 
 // shared holds what the Devices of this process share, by the umad node of the port.
-var shared struct {
+var shared = struct {
 	sync.Mutex
 	reports map[string]*reports
 	gsi     map[string]*gsi
-}
+}{reports: map[string]*reports{}, gsi: map[string]*gsi{}}
 
 // takeReports makes p receive the reports of node. It does nothing if another process receives
 // them.
@@ -49,9 +45,6 @@ func (p *SAPort) takeReports(node string) {
 			return
 		}
 		r = newReports(node, file)
-		if shared.reports == nil {
-			shared.reports = map[string]*reports{}
-		}
 		shared.reports[node] = r
 	}
 	r.add(p)
@@ -101,17 +94,7 @@ func (r *reports) answers(p *SAPort) bool {
 
 func (r *reports) receive() {
 	defer close(r.done)
-	buf := make([]byte, umadHeaderLen+verbs.MADLen)
-	for {
-		n, err := r.file.Read(buf)
-		if errors.Is(err, unix.ENOSPC) { // too long for one MAD, so no report
-			continue
-		}
-		if err != nil {
-			return
-		}
-		r.give(buf[:n])
-	}
+	readMADs(r.file, func() {}, r.give) // what is too long is no report
 }
 
 // give gives the octets that were read to every SAPort.

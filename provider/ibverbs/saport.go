@@ -1,8 +1,7 @@
 package ibverbs
 
 import (
-	"encoding/binary"
-	"errors"
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,9 +10,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"time"
-	"unsafe"
-
-	"golang.org/x/sys/unix"
 
 	"ipoibcm/ib"
 	"ipoibcm/verbs"
@@ -60,22 +56,9 @@ func OpenSA(device string, port int, pkeys func() []ib.PKey) (*SAPort, error) {
 	return p, nil
 }
 
-// registerSA opens node and registers for MADs of subnet administration: for answers, and for MADs
-// of the methods whose bits are set. The kernel allows one receiver of a method on a port.
+// registerSA is openUMAD for subnet administration.
 func registerSA(node string, methods uint32) (*os.File, uint32, error) {
-	fd, err := unix.Open(node, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
-	if err != nil {
-		return nil, 0, fmt.Errorf("open %s: %w", node, err)
-	}
-	req := umadRequest(saClass, saVersion, methods)
-	if err = ioctl(fd, umadEnablePKey, 0); err == nil {
-		err = ioctl(fd, umadRegister, uintptr(unsafe.Pointer(&req[0])))
-	}
-	if err != nil {
-		unix.Close(fd)
-		return nil, 0, fmt.Errorf("%s: register for subnet administration: %w", node, err)
-	}
-	return os.NewFile(uintptr(fd), node), binary.NativeEndian.Uint32(req[:]), nil
+	return openUMAD(node, "subnet administration", saClass, saVersion, methods)
 }
 
 var _ verbs.SubnetPort = (*SAPort)(nil)
@@ -105,10 +88,7 @@ func (p *SAPort) SendSubnet(m *SAMAD, wait time.Duration) error {
 	if !m.GID.IsZero() {
 		h.grh, h.gid, h.hops, h.flow, h.class = true, m.GID, grhHops, m.FlowLabel, m.TrafficClass
 	}
-	want := m.PKey
-	if want == 0 {
-		want = ib.DefaultPKey
-	}
+	want := cmp.Or(m.PKey, ib.DefaultPKey)
 	i := slices.IndexFunc(p.pkeys(), want.Match)
 	if i < 0 {
 		return fmt.Errorf("%w: the port has no P_Key %v", verbs.ErrInvalid, want)
@@ -128,18 +108,7 @@ const grhHops = 64
 func (p *SAPort) receive() {
 	defer close(p.done)
 	defer close(p.in)
-	buf := make([]byte, umadHeaderLen+verbs.MADLen)
-	for {
-		n, err := p.file.Read(buf)
-		if errors.Is(err, unix.ENOSPC) { // an answer of several segments, which nobody asked for
-			p.dropped.Add(1)
-			continue
-		}
-		if err != nil {
-			return
-		}
-		p.deliver(buf[:n])
-	}
+	readMADs(p.file, func() { p.dropped.Add(1) }, p.deliver)
 }
 
 // deliver gives the MAD that was read to the reader, or drops and counts it.
@@ -202,9 +171,7 @@ type IBPort struct {
 func IBPorts(device string) []IBPort { return ibPorts(classRDMA, device) }
 
 func ibPorts(class, device string) (ports []IBPort) {
-	dirs, _ := filepath.Glob(filepath.Join(class, device, "ports/*"))
-	slices.Sort(dirs)
-	for _, d := range dirs {
+	for _, d := range sorted(class, device, "ports/*") {
 		if lineOf(filepath.Join(d, "link_layer")) != "InfiniBand" {
 			continue
 		}
@@ -258,9 +225,7 @@ const classNet = "/sys/class/net"
 const arphrdInfiniBand = 32
 
 func kernelIPoIB(class, device string, port int, pkey ib.PKey) (names []string) {
-	dirs, _ := filepath.Glob(filepath.Join(class, "*"))
-	slices.Sort(dirs)
-	for _, d := range dirs {
+	for _, d := range sorted(class, "*") {
 		if number(d, "type") != arphrdInfiniBand || int(number(d, "dev_port"))+1 != port {
 			continue
 		}

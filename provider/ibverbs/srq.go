@@ -46,9 +46,7 @@ func (d *Device) CreateSRQ(init verbs.SRQInit) (verbs.SRQ, error) {
 		return nil, wrapErrno("shared receive queue", err)
 	}
 	s.h, s.slots, s.post = h, newSlots(init.Depth, s.maxSGE), newRecvBatch(s.maxSGE)
-	d.mu.Lock()
-	d.srqs[s.number] = s
-	d.mu.Unlock()
+	remember(d, d.srqs, s.number, s)
 	return s, nil
 }
 
@@ -90,11 +88,9 @@ func (s *srq) recvSome(wrs []verbs.RecvWR) (taken int, err error) {
 // Destroy implements [verbs.SRQ].
 func (s *srq) Destroy() error {
 	s.dev.mu.Lock()
-	for _, q := range s.dev.qps {
-		if q.srq == s {
-			s.dev.mu.Unlock()
-			return fmt.Errorf("%w: QP %v uses the shared receive queue", verbs.ErrInvalid, q.qpn)
-		}
+	if q := s.dev.userOf(func(q *qp) bool { return q.srq == s }); q != nil {
+		s.dev.mu.Unlock()
+		return fmt.Errorf("%w: QP %v uses the shared receive queue", verbs.ErrInvalid, q.qpn)
 	}
 	delete(s.dev.srqs, s.number)
 	s.dev.mu.Unlock()

@@ -148,7 +148,18 @@ type madPort struct {
 
 	asks, answers *ratelimit.Limiter
 
-	received, sent, dropped, flood, refused, slow atomic.Uint64
+	madCounts[atomic.Uint64]
+}
+
+// madCounts are the counters of QP 1 of a port, which several Devices of a process may share; C is uint64 or
+// atomic.Uint64.
+type madCounts[C any] struct {
+	received C `name:"mads_in"`
+	sent     C `name:"mads_out"`
+	dropped  C `name:"mads_dropped"`
+	flood    C `name:"mads_drop_flood"`
+	refused  C `name:"mads_refused"`
+	slow     C `name:"mads_slow"`
 }
 
 var _ verbs.MADPort = (*madPort)(nil)
@@ -157,24 +168,50 @@ var _ verbs.MADPort = (*madPort)(nil)
 // another program has them.
 func openMADs(node string, infiniBand bool, gids func() gidTable, pkeys func() []ib.PKey, keys [4]uint64,
 	log *slog.Logger) (*madPort, error) {
+	file, agent, err := openUMAD(node, "CM messages", cmClass, cmVersion, 1<<cmMethod)
+	if errors.Is(err, unix.EINVAL) {
+		return nil, ErrCMTaken
+	}
+	if err != nil {
+		return nil, err
+	}
+	return newMADPort(file, agent, infiniBand, gids, pkeys, keys, log), nil
+}
+
+// openUMAD opens node and registers for MADs of a class: for answers, and for MADs of the methods whose bits
+// are set. The kernel allows one receiver of a method on a port.
+func openUMAD(node, what string, class, version uint8, methods uint32) (*os.File, uint32, error) {
 	fd, err := unix.Open(node, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, fmt.Errorf("open %s: %w", node, err)
+		return nil, 0, fmt.Errorf("open %s: %w", node, err)
 	}
 	if err := ioctl(fd, umadEnablePKey, 0); err != nil {
 		unix.Close(fd)
-		return nil, fmt.Errorf("%s: P_Keys in the header: %w", node, err)
+		return nil, 0, fmt.Errorf("%s: P_Keys in the header: %w", node, err)
 	}
-	req := umadRequest(cmClass, cmVersion, 1<<cmMethod)
+	req := umadRequest(class, version, methods)
 	if err := ioctl(fd, umadRegister, uintptr(unsafe.Pointer(&req[0]))); err != nil {
 		unix.Close(fd)
-		if errors.Is(err, unix.EINVAL) {
-			return nil, ErrCMTaken
-		}
-		return nil, fmt.Errorf("%s: register for CM messages: %w", node, err)
+		return nil, 0, fmt.Errorf("%s: register for %s: %w", node, what, err)
 	}
-	return newMADPort(os.NewFile(uintptr(fd), node), binary.NativeEndian.Uint32(req[:]), infiniBand, gids, pkeys,
-		keys, log), nil
+	return os.NewFile(uintptr(fd), node), binary.NativeEndian.Uint32(req[:]), nil
+}
+
+// readMADs reads from a registered file until it is closed. It passes the header and the MAD of each read to
+// take, and calls tooLong for a MAD of several segments, which nobody asked for.
+func readMADs(file *os.File, tooLong func(), take func(b []byte)) {
+	buf := make([]byte, umadHeaderLen+verbs.MADLen)
+	for {
+		n, err := file.Read(buf)
+		switch {
+		case errors.Is(err, unix.ENOSPC):
+			tooLong()
+		case err != nil:
+			return
+		default:
+			take(buf[:n])
+		}
+	}
 }
 
 // newMADPort starts the goroutines that read and write a registered file.
@@ -255,19 +292,10 @@ func (m *madPort) send() {
 
 func (m *madPort) receive() {
 	defer close(m.in)
-	buf := make([]byte, umadHeaderLen+verbs.MADLen)
-	for {
-		n, err := m.file.Read(buf)
-		if errors.Is(err, unix.ENOSPC) { // too long for a MAD of CM
-			m.dropped.Add(1)
-			continue
-		}
-		if err != nil {
-			return
-		}
-		d, ok := m.take(buf[:n], time.Now())
+	readMADs(m.file, func() { m.dropped.Add(1) }, func(b []byte) {
+		d, ok := m.take(b, time.Now())
 		if !ok {
-			continue
+			return
 		}
 		select {
 		case m.in <- d:
@@ -275,7 +303,7 @@ func (m *madPort) receive() {
 		default:
 			m.dropped.Add(1)
 		}
-	}
+	})
 }
 
 // take returns the MAD that was read. ok is false if it was dropped. Sends that failed come back

@@ -8,9 +8,11 @@ import "C"
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"syscall"
 	"time"
 
@@ -174,9 +176,7 @@ func (d *Device) refresh() {
 	}
 	now, err := d.read(prefer)
 	if err != nil {
-		gone := *old
-		gone.Active, gone.GIDs, gone.table = false, nil, nil
-		now = &gone
+		now = old.unusable()
 	}
 	d.state.Store(now)
 	events := portEvents(&old.Port, &now.Port)
@@ -196,15 +196,8 @@ func (d *Device) refresh() {
 // left.
 func (d *Device) gone(why string) {
 	d.log.Error("the device is gone", "why", why)
-	gone := *d.state.Load()
-	gone.Active, gone.GIDs, gone.table = false, nil, nil
-	d.state.Store(&gone)
-	if d.mads != nil {
-		d.mads.close()
-	}
-	if d.subnet != nil {
-		_ = d.subnet.Close()
-	}
+	d.state.Store(d.state.Load().unusable())
+	d.closeMADs()
 	d.async.Close()
 	_ = d.teardown()
 	d.events.Tell(verbs.Event{Kind: verbs.DeviceFatal, Text: why})
@@ -252,10 +245,7 @@ func (d *Device) asyncEvent(event int, qpn ib.QPN, h *C.struct_ibv_cq) {
 	case asyncCQDied:
 		d.count.cqErrors.Add(1)
 		d.mu.RLock()
-		var users []*qp
-		for _, q := range d.qps {
-			users = append(users, q)
-		}
+		users := slices.Collect(maps.Values(d.qps))
 		d.mu.RUnlock()
 		for _, q := range users {
 			if q.sendCQ.is(h) || q.recvCQ.is(h) {

@@ -74,16 +74,3 @@ func (d *Device) countTerm(c mpa.Cause) {
 		d.count.faultsDDP.Add(1)
 	}
 }
-
-// A semaphore bounds how many may be inside at a time.
-type semaphore struct{ n atomic.Int32 }
-
-func (s *semaphore) enter(limit int32) bool {
-	if s.n.Add(1) > limit {
-		s.n.Add(-1)
-		return false
-	}
-	return true
-}
-
-func (s *semaphore) leave() { s.n.Add(-1) }

@@ -39,10 +39,7 @@ func (c *cq) add(wc verbs.WC) {
 	}
 	c.wcs = append(c.wcs, wc)
 	c.mu.Unlock()
-	select {
-	case c.wake <- struct{}{}:
-	default: // a wake-up is pending already
-	}
+	nudge(c.wake)
 }
 
 // Poll implements [verbs.CQ].

@@ -22,8 +22,10 @@ import (
 	"encoding/binary"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -94,7 +96,7 @@ type Device struct {
 	ctx    context.Context
 	cancel context.CancelFunc
 	wg     sync.WaitGroup
-	guests semaphore
+	guests chan struct{} // holds one for each incoming connection that is not settled yet
 	count  counts
 
 	mu       sync.Mutex
@@ -120,7 +122,7 @@ func Open(opts Options) (*Device, error) {
 	}
 	d := &Device{opts: opts, log: cmp.Or(opts.Log, slog.New(slog.DiscardHandler)), gid: ib.GIDFromAddr(opts.Addr),
 		ln: opts.Listener, qps: map[ib.QPN]*qp{}, cqs: map[*cq]struct{}{}, streams: map[*Stream]struct{}{},
-		visitors: map[meeting]*visitor{}}
+		visitors: map[meeting]*visitor{}, guests: make(chan struct{}, maxGuests)}
 	d.events = events.NewQueue(&d.count.eventsDropped)
 	if !opts.Addr.IsValid() || opts.Addr.IsUnspecified() || opts.Addr.IsMulticast() {
 		return nil, fmt.Errorf("softiwarp: %v is no address of a host", opts.Addr)
@@ -201,11 +203,7 @@ func (d *Device) Deregister(r *verbs.Region) error {
 func (d *Device) allQPs() []*qp {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	l := make([]*qp, 0, len(d.qps))
-	for _, q := range d.qps {
-		l = append(l, q)
-	}
-	return l
+	return slices.Collect(maps.Values(d.qps))
 }
 
 // CreateCQ implements [verbs.Provider].
@@ -266,12 +264,6 @@ func (d *Device) CreateQP(init verbs.QPInit) (verbs.QP, error) {
 	}
 	d.qps[q.qpn] = q
 	return q, nil
-}
-
-func (d *Device) lookup(qpn ib.QPN) *qp {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.qps[qpn]
 }
 
 func (d *Device) forgetQP(q *qp) {

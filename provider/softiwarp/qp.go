@@ -154,11 +154,7 @@ func (q *qp) PostSend(wrs []verbs.SendWR) (n int, err error) {
 	case q.state != verbs.StateRTS && q.state != verbs.StateError:
 		return 0, verbs.ErrState
 	}
-	for n < len(wrs) && err == nil {
-		if err = q.eng.post(&wrs[n], q.maxSGE); err == nil {
-			n++
-		}
-	}
+	n, err = postEach(wrs, func(wr *verbs.SendWR) error { return q.eng.post(wr, q.maxSGE) })
 	switch {
 	case q.state == verbs.StateError:
 		q.eng.flush(verbs.WRFlushError)
@@ -180,11 +176,7 @@ func (q *qp) PostRecv(wrs []verbs.RecvWR) (n int, err error) {
 	case q.state == verbs.StateReset:
 		return 0, verbs.ErrState
 	}
-	for n < len(wrs) && err == nil {
-		if err = q.recvQ.post(&wrs[n]); err == nil {
-			n++
-		}
-	}
+	n, err = postEach(wrs, q.recvQ.post)
 	switch {
 	case q.state == verbs.StateError:
 		q.flush(verbs.WRFlushError)

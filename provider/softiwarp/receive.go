@@ -9,16 +9,15 @@ import (
 // call receive again when a receive was posted), [*mpa.TermError] for a fault of the peer,
 // and [*errTerminated].
 func (e *engine) receive(s *mpa.Segment) error {
-	var err *mpa.TermError
 	switch {
 	case s.Opcode.Send():
 		return e.receiveSend(s)
 	case s.Opcode == mpa.OpWrite:
-		err = e.receiveWrite(s)
+		return e.receiveWrite(s)
 	case s.Opcode == mpa.OpReadRequest:
-		err = e.receiveRead(s)
+		return e.receiveRead(s)
 	case s.Opcode == mpa.OpReadResponse:
-		err = e.receiveResponse(s)
+		return e.receiveResponse(s)
 	default: // a Terminate
 		c, perr := mpa.ParseTerminate(s.Payload)
 		if perr != nil {
@@ -26,10 +25,6 @@ func (e *engine) receive(s *mpa.Segment) error {
 		}
 		return &errTerminated{c}
 	}
-	if err != nil {
-		return err
-	}
-	return nil
 }
 
 func (e *engine) receiveSend(s *mpa.Segment) error {
@@ -70,7 +65,7 @@ func (e *engine) receiveSend(s *mpa.Segment) error {
 	return nil
 }
 
-func (e *engine) receiveWrite(s *mpa.Segment) *mpa.TermError {
+func (e *engine) receiveWrite(s *mpa.Segment) error {
 	if len(s.Payload) == 0 {
 		return nil // STag and offset mean nothing (RFC 5041 section 5.2)
 	}
@@ -85,7 +80,7 @@ func (e *engine) receiveWrite(s *mpa.Segment) *mpa.TermError {
 	return nil
 }
 
-func (e *engine) receiveRead(s *mpa.Segment) *mpa.TermError {
+func (e *engine) receiveRead(s *mpa.Segment) error {
 	var r mpa.ReadRequest
 	switch {
 	case s.MSN != e.inReadMSN:
@@ -111,7 +106,7 @@ func (e *engine) receiveRead(s *mpa.Segment) *mpa.TermError {
 	return nil
 }
 
-func (e *engine) receiveResponse(s *mpa.Segment) *mpa.TermError {
+func (e *engine) receiveResponse(s *mpa.Segment) error {
 	if len(e.reads) == 0 {
 		return terminate(mpa.DDPInvalidSTag, "Read Response that was not asked for")
 	}

@@ -36,6 +36,16 @@ func (r *recvQueue) post(wr *verbs.RecvWR) error {
 	return nil
 }
 
+// postEach posts wrs up to the first that cannot be posted, and returns how many it has posted.
+func postEach[WR any](wrs []WR, post func(*WR) error) (int, error) {
+	for i := range wrs {
+		if err := post(&wrs[i]); err != nil {
+			return i, err
+		}
+	}
+	return len(wrs), nil
+}
+
 func (r *recvQueue) pop() (w recvWQE, ok bool) {
 	if len(r.wqes) == 0 {
 		return w, false
@@ -68,12 +78,7 @@ func (s *srq) PostRecv(wrs []verbs.RecvWR) (int, error) {
 	for w := range s.waiting {
 		w.posted()
 	}
-	for i := range wrs {
-		if err := s.q.post(&wrs[i]); err != nil {
-			return i, err
-		}
-	}
-	return len(wrs), nil
+	return postEach(wrs, s.q.post)
 }
 
 func (s *srq) pop() (recvWQE, bool) {

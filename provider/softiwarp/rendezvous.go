@@ -163,15 +163,16 @@ func (d *Device) listen() {
 			}
 			continue
 		}
-		if !d.guests.enter(maxGuests) {
+		select {
+		case d.guests <- struct{}{}:
+			d.wg.Go(func() {
+				defer func() { <-d.guests }()
+				d.receive(conn)
+			})
+		default:
 			d.count.guestsRefused.Add(1)
 			_ = conn.Close()
-			continue
 		}
-		d.wg.Go(func() {
-			defer d.guests.leave()
-			d.receive(conn)
-		})
 	}
 }
 
@@ -210,18 +211,12 @@ func from(conn net.Conn, gid ib.GID) bool {
 func (d *Device) host(ctx context.Context, m meeting) (*qp, *attempt, uint8) {
 	v := &visitor{enter: make(chan *qp, 1)}
 	d.mu.Lock()
-	if q := d.qps[m.to]; q != nil {
-		d.mu.Unlock()
-		if try, ird := q.claim(m); try != nil {
-			return q, try, ird
-		}
-		d.mu.Lock()
-	}
 	if d.visitors[m] != nil {
 		d.mu.Unlock()
 		return nil, nil, 0
 	}
 	d.visitors[m] = v
+	q := d.qps[m.to]
 	d.mu.Unlock()
 	defer func() {
 		d.mu.Lock()
@@ -230,10 +225,7 @@ func (d *Device) host(ctx context.Context, m meeting) (*qp, *attempt, uint8) {
 		}
 		d.mu.Unlock()
 	}()
-	timer := time.NewTimer(d.opts.connectTimeout())
-	defer timer.Stop()
-	// The queue pair may have come to RTR after we looked and before v was entered.
-	if q := d.lookup(m.to); q != nil {
+	if q != nil { // one that comes to RTR from here on finds v
 		if try, ird := q.claim(m); try != nil {
 			return q, try, ird
 		}
@@ -243,7 +235,7 @@ func (d *Device) host(ctx context.Context, m meeting) (*qp, *attempt, uint8) {
 		if try, ird := q.claim(m); try != nil {
 			return q, try, ird
 		}
-	case <-timer.C:
+	case <-time.After(d.opts.connectTimeout()):
 	case <-ctx.Done():
 	}
 	return nil, nil, 0

@@ -44,16 +44,18 @@ func (q *qp) attach(st *Stream, initiator bool) {
 
 // posted notifies the reader that a receive was posted.
 func (s *session) posted() {
-	select {
-	case s.recv <- struct{}{}:
-	default:
-	}
+	nudge(s.recv)
 }
 
 // notify wakes the writer.
 func (s *session) notify() {
+	nudge(s.wake)
+}
+
+// nudge sends to a channel that holds one, unless that one is pending already.
+func nudge(c chan<- struct{}) {
 	select {
-	case s.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -140,16 +142,14 @@ func (s *session) read() {
 		if err == nil && !s.over {
 			err = s.take(&seg, rtr)
 		}
-		if s.over {
-			q.mu.Unlock()
-			return
-		}
-		if err != nil {
+		if err != nil && !s.over {
 			s.failed(err)
-			q.mu.Unlock()
+		}
+		ended := err != nil || s.over
+		q.mu.Unlock()
+		if ended {
 			return
 		}
-		q.mu.Unlock()
 	}
 }
 

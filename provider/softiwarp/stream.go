@@ -6,6 +6,8 @@ import (
 	"net"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"ipoibcm/mpa"
 )
 
@@ -220,13 +222,17 @@ func linger(conn net.Conn) {
 	}
 }
 
+// defaultEMSS is the maximum segment size in octets if the kernel reports none, as for connections
+// other than TCP.
+const defaultEMSS = 16384
+
 // emss returns the largest segment of TCP in octets, defaultEMSS where it is not known.
 func emss(conn net.Conn) int {
 	if t, ok := conn.(*net.TCPConn); ok {
 		if raw, err := t.SyscallConn(); err == nil {
 			n := 0
-			_ = raw.Control(func(fd uintptr) { n = maxSegment(int(fd)) })
-			if n > 0 {
+			_ = raw.Control(func(fd uintptr) { n, err = unix.GetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_MAXSEG) })
+			if err == nil && n > 0 {
 				return n
 			}
 		}
