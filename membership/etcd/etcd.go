@@ -225,8 +225,14 @@ type session struct {
 	put   *membership.Member // our record under that lease; nil: none
 }
 
-// serve reads the list, then follows it.
+// serve reads the list, then follows it. At the end of ctx it takes our key away, whatever has ended first:
+// the watch ends with ctx too.
 func (v *session) serve(ctx context.Context) error {
+	defer func() {
+		if ctx.Err() != nil {
+			v.leave()
+		}
+	}()
 	if err := v.list(ctx); err != nil {
 		return err
 	}
@@ -279,7 +285,6 @@ func (v *session) serve(ctx context.Context) error {
 			_ = v.client.RequestProgress(within) // the answer comes by the watch, or none does
 			cancel()
 		case <-ctx.Done():
-			v.leave()
 			return ctx.Err()
 		}
 	}

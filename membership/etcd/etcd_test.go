@@ -302,6 +302,19 @@ func oneHost(t *testing.T) (*server, *host) {
 	return s, a
 }
 
+// A host that ends takes its key away each time, also when the end of its watch is seen before the end of ctx.
+func TestLeavesEachTime(t *testing.T) {
+	s, a := oneHost(t)
+	for range 20 {
+		c := s.config("b")
+		c.Lease = time.Hour
+		b := newHost(t, c, "fe80::b")
+		a.want("a b")
+		b.end()
+		a.want("a")
+	}
+}
+
 // The watch goes on from a revision that has been compacted, by reading the list again.
 func TestCompaction(t *testing.T) {
 	s, a := oneHost(t)
