@@ -2,7 +2,6 @@ package cm
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"time"
 
@@ -120,38 +119,7 @@ func New(opt Options) *Manager {
 // order. It is the only way the state changes.
 func (m *Manager) Step(dst []Action, now time.Time, ev Event) []Action {
 	m.dst, m.now = dst, now
-	switch ev := ev.(type) {
-	case RecvMAD:
-		m.recv(ev.MAD, ib.QPNGSI)
-	case RecvInband:
-		m.recv(ev.MAD, ev.MAD.QPN)
-	case Wake:
-		m.wake()
-	case SetMaxConns:
-		m.opt.MaxConns = cmp.Or(ev.MaxConns, 4096)
-	case Listen:
-		m.listen(ev)
-	case Unlisten:
-		m.unlisten(ev)
-	case Connect:
-		m.connect(ev)
-	case Ready:
-		m.ready(ev)
-	case Accept:
-		m.accept(ev)
-	case Reject:
-		m.reject(ev)
-	case Defer:
-		m.postpone(ev)
-	case Cancel:
-		m.cancel(ev)
-	case Disconnect:
-		m.disconnect(ev)
-	case DataOnQP:
-		m.data(ev)
-	default:
-		panic(fmt.Sprintf("cm: unknown event %T", ev)) // our bug, not the peer's
-	}
+	ev.step(m)
 	dst, m.dst = m.dst, nil
 	return dst
 }

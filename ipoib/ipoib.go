@@ -46,7 +46,6 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/mtu"
 	"ipoibcm/neigh"
-	"ipoibcm/sa"
 	"ipoibcm/serviceid"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
@@ -139,75 +138,15 @@ func (f *Interface) staleTime() time.Duration {
 // order. It is the only way the state changes.
 func (f *Interface) Step(dst []Action, now time.Time, ev Event) []Action {
 	f.now, f.out = now, dst
-	f.handle(ev)
+	if f.shutdown {
+		f.handleLeaving(ev)
+	} else {
+		ev.step(f)
+	}
 	f.advertise()
 	f.settle()
 	dst, f.out = f.out, nil
 	return dst
-}
-
-func (f *Interface) handle(ev Event) {
-	if f.shutdown {
-		f.handleLeaving(ev)
-		return
-	}
-	switch ev := ev.(type) {
-	case Start:
-		f.start()
-	case FIBEvent:
-		f.fibStep(ev.Event)
-	case KernelGroups:
-		f.groupStep(group.Kernel{Groups: ev.Groups})
-	case KernelConf:
-		f.neighStep(neigh.SetRouter{On: ev.Forward6})
-	case OtherIs:
-		f.neighStep(neigh.OtherIs{IP: ev.Addr, Answer: ev.Answer})
-	case Packet:
-		f.fromTUN(ev.IP)
-	case RecvFrame:
-		f.heardFrom(ev.SrcGID)
-		f.fromFabric(ev)
-	case RecvMAD:
-		f.heardFrom(ev.MAD.Remote)
-		f.recvMAD(ev.MAD)
-	case QPCreated:
-		f.qpCreated(ev)
-	case QPFailed:
-		f.qpFailed(ev)
-	case QPError:
-		f.qpError(ev)
-	case CommEst:
-		if c := f.conns.byID[ev.Conn]; c != nil && c.state == connReplied {
-			f.cmStep(cm.DataOnQP{QPN: c.qpn})
-		}
-	case Usage:
-		f.usage(ev)
-	case UnderlayChanged:
-		f.underlay(ev)
-	case SetMembers:
-		f.setMembers(ev)
-	case Reconfigure:
-		f.reconfigure(ev)
-	case JoinFailed:
-		f.note(Note{Kind: NoteGroup, Text: fmt.Sprintf("joining %v failed: %v", ev.MGID, ev.Err)})
-		f.groupStep(group.JoinFailed{MGID: ev.MGID, Err: ev.Err})
-	case RecvSubnet:
-		if f.fab != nil {
-			f.saStep(sa.RecvMAD{MAD: ev.MAD})
-		}
-	case PortChanged:
-		f.portChanged(ev)
-	case CopiesTook:
-		f.copiesTook(ev.Time)
-	case Shutdown:
-		f.stop()
-	case HandOver:
-		f.handOver()
-	case Wake:
-		f.wake()
-	default:
-		panic(fmt.Sprintf("ipoib: unknown event %T", ev)) // our bug
-	}
 }
 
 // handleLeaving handles events after Shutdown or HandOver. It ignores all but CM messages, events

@@ -2,7 +2,6 @@ package sa
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
@@ -111,40 +110,18 @@ func New(opt Options) *Client {
 // order. It is the only way the state changes.
 func (c *Client) Step(dst []Action, now time.Time, ev Event) []Action {
 	c.dst, c.now = dst, now
-	switch ev := ev.(type) {
-	case RecvMAD:
-		c.recv(ev.MAD)
-	case Wake:
-		c.wake()
-	case SetPort:
-		c.setPort(ev.Port)
-	case Reregister:
-		c.counters.reregisters++
-		if c.state != StateDown {
-			c.begin()
-		}
-	case Join:
-		c.join(ev)
-	case Leave:
-		c.leave(ev)
-	case Query:
-		c.query(ev.PathKey)
-	case Doubt:
-		if p := c.paths[ev.PathKey]; p != nil && !p.inQuestion() {
-			c.forget(p)
-		}
-	case Subscribe:
-		c.subscribe(ev.Trap)
-	case Unsubscribe:
-		c.unsubscribe(ev.Trap)
-	case Finish:
-		c.finish()
-	default:
-		panic(fmt.Sprintf("sa: unknown event %T", ev)) // our bug, not the administrator's
-	}
+	ev.step(c)
 	c.pump()
 	dst, c.dst = c.dst, nil
 	return dst
+}
+
+// reregister handles the event Reregister.
+func (c *Client) reregister() {
+	c.counters.reregisters++
+	if c.state != StateDown {
+		c.begin()
+	}
 }
 
 // finish lifts MaxInFlight, so that Step, in StateReady, sends at once all MADs in the queue: the

@@ -54,6 +54,13 @@ func (c *Client) query(key PathKey) {
 	c.enqueue(p.task)
 }
 
+// doubt handles the event Doubt.
+func (c *Client) doubt(key PathKey) {
+	if p := c.paths[key]; p != nil && !p.inQuestion() {
+		c.forget(p)
+	}
+}
+
 // answer tells the user the outcome for p.
 func (c *Client) answer(p *path) {
 	if p.found {
