@@ -7,7 +7,6 @@ import (
 
 	"ipoibcm/cm"
 	"ipoibcm/fib"
-	"ipoibcm/group"
 	"ipoibcm/ib"
 	"ipoibcm/mtu"
 	"ipoibcm/neigh"
@@ -140,20 +139,11 @@ func (f *Interface) Dests() int { return f.fib.Dests() }
 
 // Groups lists the multicast groups: IPv4 before IPv6, by address.
 func (f *Interface) Groups() []GroupInfo {
-	names := [...]struct {
-		r    group.Reason
-		name string
-	}{{group.Always, "always"}, {group.ForAddress, "address"}, {group.Reported, "report"}, {group.InKernel, "kernel"}}
 	var out []GroupInfo
 	for _, g := range f.group.Groups() {
-		i := GroupInfo{Group: g.IP, MGID: g.MGID, Joined: g.Joined}
+		i := GroupInfo{Group: g.IP, MGID: g.MGID, Joined: g.Joined, Reasons: g.Reasons.Names()}
 		if g.IP == ip.LimitedBroadcast {
 			i.Group = netip.Addr{}
-		}
-		for _, n := range names {
-			if g.Reasons&n.r != 0 {
-				i.Reasons = append(i.Reasons, n.name)
-			}
 		}
 		out = append(out, i)
 	}
