@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/lru"
 	"ipoibcm/timerheap"
 	wire "ipoibcm/wire/sa"
 )
@@ -72,8 +73,7 @@ type Client struct {
 	groups   map[ib.GID]*group
 	order    []*group // in the order of their first Join
 	paths    map[PathKey]*path
-	oldest   *path // ends of the list of paths, ordered by last use
-	newest   *path
+	used     lru.List[path, *path] // all paths
 	traps    []*subscription
 	queue    []*task // tasks that wait to be sent, oldest first
 	byTID    map[uint32]*task
@@ -218,8 +218,7 @@ func (c *Client) renewAll() {
 		c.renew(g)
 	}
 	for _, s := range c.traps {
-		s.held = s.held && !s.wanted
-		c.enqueue(s.task)
+		c.due(s.task)
 	}
 }
 
@@ -233,15 +232,15 @@ func (c *Client) down() {
 	c.info = wire.ClassPortInfo{}
 	c.recall()
 	c.flush()
-	for _, p := range c.pathsInOrder() { // flush has left those in question only
+	for _, p := range c.used.Values() { // flush has left those in question only
 		c.pathFailed(p, NoAdmin, 0)
 	}
-	for _, g := range append([]*group(nil), c.order...) {
+	for _, g := range slices.Clone(c.order) {
 		if g.want == 0 { // the administrator removes an absent port from its groups by itself
 			c.remove(g)
-			continue
+		} else {
+			c.renew(g)
 		}
-		c.renew(g)
 	}
 }
 
