@@ -1,6 +1,7 @@
 package neigh
 
 import (
+	"cmp"
 	"iter"
 	"log/slog"
 	"maps"
@@ -51,9 +52,7 @@ func New(o Options) *Table {
 	if o.Rand == nil {
 		o.Rand = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
 	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	return &Table{
 		o:       o,
 		link:    o.LinkAddr,
