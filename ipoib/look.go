@@ -155,12 +155,10 @@ func (f *Interface) Link() encap.LinkAddr { return f.link }
 
 // modeName names the mode of a path of kind k, whose connection has transport t.
 func modeName(k fib.PathKind, t ib.Transport) string {
-	switch {
-	case k == fib.PathConn && t == ib.UC:
-		return ib.UC.String()
-	case k == fib.PathConn:
-		return ib.RC.String()
-	case k == fib.PathUD || k == fib.PathGroup:
+	switch k {
+	case fib.PathConn:
+		return t.String()
+	case fib.PathUD, fib.PathGroup:
 		return ib.UD.String()
 	}
 	return "none"
