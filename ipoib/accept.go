@@ -248,7 +248,8 @@ func (f *Interface) qpCreated(ev QPCreated) {
 	case c.params.PathMTU > most: // both sides would send packets that the path loses
 		f.count(nREJSent)
 		f.acceptFailed(c, fmt.Sprintf("path MTU %v is more than the path's of %v", c.params.PathMTU, most))
-		f.cmStep(cm.Reject{Handle: c.handle, Reason: cm.ReasonInvalidMTU, ARI: []byte{byte(most)}, PrivateData: f.privateData(c.receive)})
+		f.cmStep(cm.Reject{Handle: c.handle, Reason: cm.ReasonInvalidMTU, ARI: []byte{byte(most)},
+			PrivateData: f.privateData(c.receive)})
 	default:
 		f.reply(c)
 	}
