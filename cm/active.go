@@ -165,18 +165,10 @@ func (m *Manager) refuseStale(c *conn, reason Reason) {
 // returns about the exponent of their sum: the larger one, plus 1 if they differ by 1 at most, but
 // not more than 31 (as Linux's cm_ack_timeout, drivers/infiniband/core/cm.c).
 func ackTimeout(delay, timeout ib.Timeout) ib.Timeout {
-	delay &= 31
-	t := timeout & 31 // packet life time + 1
-	if t >= delay {
-		if delay+1 >= t {
-			t++
-		}
-	} else {
-		up := t+1 >= delay
-		t = delay
-		if up {
-			t++
-		}
+	delay, timeout = delay&31, timeout&31 // timeout is the packet life time + 1
+	t := max(delay, timeout)
+	if min(delay, timeout)+1 >= t {
+		t++
 	}
 	return min(t, 31)
 }

@@ -1,7 +1,7 @@
 package cm
 
 import (
-	"cmp"
+	"maps"
 	"slices"
 	"time"
 
@@ -48,16 +48,11 @@ func (m *Manager) challenged(c *conn) bool {
 // established connections, lest further REQs of that node meet an old connection.
 func (m *Manager) lostByPeer(c *conn) {
 	m.took(c, "the peer has lost the connection")
-	m.end(c, Disconnected{Handle: c.handle, By: ByStale})
-	m.timewait(c)
-	var others []*conn
-	for _, o := range m.byHandle {
+	m.over(c, Disconnected{Handle: c.handle, By: ByStale})
+	for _, h := range slices.Sorted(maps.Keys(m.byHandle)) {
+		o := m.byHandle[h]
 		if o.state == StateEstablished && o.p.Remote == c.p.Remote && o.p.RemoteCAGUID == c.p.RemoteCAGUID {
-			others = append(others, o)
+			m.challenge(o, "the peer has lost another connection")
 		}
-	}
-	slices.SortFunc(others, func(a, b *conn) int { return cmp.Compare(a.handle, b.handle) })
-	for _, o := range others {
-		m.challenge(o, "the peer has lost another connection")
 	}
 }

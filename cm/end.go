@@ -149,10 +149,6 @@ func (m *Manager) stale(c *conn) {
 // recvREJ ends the connection that the peer rejects.
 func (m *Manager) recvREJ(rej *mad.REJ) {
 	c := m.subject(rej)
-	if c == nil {
-		m.drop(nil, DropUnknownConn, "")
-		return
-	}
 	if !m.fromPeer(c) {
 		return
 	}
@@ -160,30 +156,20 @@ func (m *Manager) recvREJ(rej *mad.REJ) {
 	failed := Failed{Handle: c.handle, Cause: Rejected, Reason: rej.Reason, ARI: ari,
 		PrivateData: slices.Clone(rej.PrivateData[:])}
 	switch c.state {
-	case StateREQSent, StateMRAREQRcvd:
+	case StateREQSent, StateMRAREQRcvd, StateREQRcvd, StateMRAREQSent: // to our REQ, or the peer has changed its mind
 		m.took(c, "")
 		m.end(c, failed)
-		if rej.Reason == ReasonStale { // the peer still has a connection with our QPN
+		if c.active && rej.Reason == ReasonStale { // the peer still has a connection with our QPN
 			m.timewait(c)
-			return
+		} else {
+			m.release(c)
 		}
-		m.release(c)
-	case StateREQRcvd, StateMRAREQSent: // the peer has changed its mind
-		m.took(c, "")
-		m.end(c, failed)
-		m.release(c)
 	case StateREPSent, StateMRAREPRcvd, StateREPRcvd, StateMRAREPSent:
 		m.took(c, "")
-		m.end(c, failed)
-		m.timewait(c)
+		m.over(c, failed)
 	case StateEstablished, StateDREQSent:
 		m.took(c, "")
-		by := ByPeer
-		if c.state == StateDREQSent {
-			by = ByUser
-		}
-		m.end(c, Disconnected{Handle: c.handle, By: by, Reason: rej.Reason})
-		m.timewait(c)
+		m.over(c, Disconnected{Handle: c.handle, By: c.endedBy(), Reason: rej.Reason})
 	case StateRejected:
 		if !c.active || c.p.RemoteQPN != 0 {
 			m.drop(c, DropState, "")
@@ -194,6 +180,14 @@ func (m *Manager) recvREJ(rej *mad.REJ) {
 	default:
 		m.drop(c, DropState, "")
 	}
+}
+
+// endedBy says who has ended c if a message of the peer ends it now.
+func (c *conn) endedBy() Side {
+	if c.state == StateDREQSent {
+		return ByUser
+	}
+	return ByPeer
 }
 
 // subject returns the connection that a REJ is about, or nil. A peer that timed out while it
@@ -207,14 +201,8 @@ func (m *Manager) subject(rej *mad.REJ) *conn {
 			return c
 		}
 	}
-	c := m.byLocal[rej.RemoteCommID]
-	if c == nil {
-		return nil
-	}
-	if c.p.RemoteQPN != 0 && rej.LocalCommID != c.p.RemoteCommID {
-		return nil
-	}
-	if rej.MessageRejected == mad.KindREQ && !c.active {
+	c := m.begun(rej.RemoteCommID, rej.LocalCommID)
+	if c != nil && rej.MessageRejected == mad.KindREQ && !c.active {
 		return nil
 	}
 	return c
@@ -224,11 +212,10 @@ func (m *Manager) subject(rej *mad.REJ) *conn {
 func (m *Manager) recvDREQ(in *verbs.MAD, dreq *mad.DREQ) {
 	c := m.conn(dreq.RemoteCommID, dreq.LocalCommID)
 	if c == nil {
-		if !m.mayReply(in) {
-			return
+		if m.mayReply(in) {
+			m.took(nil, "the connection is not known")
+			m.reply(in, drep(dreq))
 		}
-		m.took(nil, "the connection is not known")
-		m.reply(in, drep(dreq))
 		return
 	}
 	if !m.fromPeer(c) {
@@ -239,16 +226,11 @@ func (m *Manager) recvDREQ(in *verbs.MAD, dreq *mad.DREQ) {
 		return
 	}
 	switch c.state {
-	case StateEstablished, StateREPSent, StateMRAREPRcvd, StateREPRcvd, StateMRAREPSent:
+	case StateEstablished, StateREPSent, StateMRAREPRcvd, StateREPRcvd, StateMRAREPSent,
+		StateDREQSent: // the DREQs crossed
 		m.took(c, "")
 		m.transmitOnce(c, drep(dreq))
-		m.end(c, Disconnected{Handle: c.handle, By: ByPeer})
-		m.timewait(c)
-	case StateDREQSent: // the DREQs crossed
-		m.took(c, "")
-		m.transmitOnce(c, drep(dreq))
-		m.end(c, Disconnected{Handle: c.handle, By: ByUser})
-		m.timewait(c)
+		m.over(c, Disconnected{Handle: c.handle, By: c.endedBy()})
 	case StateTimewait:
 		m.duplicate(c)
 		m.transmitOnce(c, drep(dreq))
@@ -265,13 +247,10 @@ func drep(dreq *mad.DREQ) mad.DREP {
 func (m *Manager) recvDREP(drep *mad.DREP) {
 	c := m.conn(drep.RemoteCommID, drep.LocalCommID)
 	switch {
-	case c == nil:
-		m.drop(nil, DropUnknownConn, "")
 	case !m.fromPeer(c):
 	case c.state == StateDREQSent:
 		m.took(c, "")
-		m.end(c, Disconnected{Handle: c.handle, By: ByUser})
-		m.timewait(c)
+		m.over(c, Disconnected{Handle: c.handle, By: ByUser})
 	case m.challenged(c) && (c.state == StateEstablished || c.isHalfOpen() || c.state == StateREPRcvd ||
 		c.state == StateMRAREPSent):
 		m.lostByPeer(c)

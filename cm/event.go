@@ -1,6 +1,7 @@
 package cm
 
 import (
+	"cmp"
 	"time"
 
 	"ipoibcm/ib"
@@ -20,7 +21,7 @@ const incoming Handle = 1 << 63
 func (h Handle) Incoming() bool { return h&incoming != 0 }
 
 // An Event is something that happened: one of the types of this file.
-type Event interface{ isEvent() }
+type Event interface{ step(*Manager) }
 
 // RecvMAD says that a MAD arrived at QP 1. The Manager does not keep MAD.
 type RecvMAD struct{ MAD *verbs.MAD }
@@ -151,20 +152,20 @@ type DataOnQP struct{ QPN ib.QPN }
 // SetMaxConns changes Options.MaxConns; zero means 4096. Connections above a lower bound stay.
 type SetMaxConns struct{ MaxConns int }
 
-func (RecvMAD) isEvent()     {}
-func (RecvInband) isEvent()  {}
-func (Wake) isEvent()        {}
-func (SetMaxConns) isEvent() {}
-func (Listen) isEvent()      {}
-func (Unlisten) isEvent()    {}
-func (Connect) isEvent()     {}
-func (Ready) isEvent()       {}
-func (Accept) isEvent()      {}
-func (Reject) isEvent()      {}
-func (Defer) isEvent()       {}
-func (Cancel) isEvent()      {}
-func (Disconnect) isEvent()  {}
-func (DataOnQP) isEvent()    {}
+func (ev RecvMAD) step(m *Manager)     { m.recv(ev.MAD, ib.QPNGSI) }
+func (ev RecvInband) step(m *Manager)  { m.recv(ev.MAD, ev.MAD.QPN) }
+func (Wake) step(m *Manager)           { m.wake() }
+func (ev SetMaxConns) step(m *Manager) { m.opt.MaxConns = cmp.Or(ev.MaxConns, 4096) }
+func (ev Listen) step(m *Manager)      { m.listen(ev) }
+func (ev Unlisten) step(m *Manager)    { m.unlisten(ev) }
+func (ev Connect) step(m *Manager)     { m.connect(ev) }
+func (ev Ready) step(m *Manager)       { m.ready(ev) }
+func (ev Accept) step(m *Manager)      { m.accept(ev) }
+func (ev Reject) step(m *Manager)      { m.reject(ev) }
+func (ev Defer) step(m *Manager)       { m.postpone(ev) }
+func (ev Cancel) step(m *Manager)      { m.cancel(ev) }
+func (ev Disconnect) step(m *Manager)  { m.disconnect(ev) }
+func (ev DataOnQP) step(m *Manager)    { m.data(ev) }
 
 // Options configures a Manager. GID, CAGUID and Rand are needed. For all other fields zero
 // means a default.

@@ -2,7 +2,7 @@ package cm
 
 import (
 	"cmp"
-	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -120,38 +120,7 @@ func New(opt Options) *Manager {
 // order. It is the only way the state changes.
 func (m *Manager) Step(dst []Action, now time.Time, ev Event) []Action {
 	m.dst, m.now = dst, now
-	switch ev := ev.(type) {
-	case RecvMAD:
-		m.recv(ev.MAD, ib.QPNGSI)
-	case RecvInband:
-		m.recv(ev.MAD, ev.MAD.QPN)
-	case Wake:
-		m.wake()
-	case SetMaxConns:
-		m.opt.MaxConns = cmp.Or(ev.MaxConns, 4096)
-	case Listen:
-		m.listen(ev)
-	case Unlisten:
-		m.unlisten(ev)
-	case Connect:
-		m.connect(ev)
-	case Ready:
-		m.ready(ev)
-	case Accept:
-		m.accept(ev)
-	case Reject:
-		m.reject(ev)
-	case Defer:
-		m.postpone(ev)
-	case Cancel:
-		m.cancel(ev)
-	case Disconnect:
-		m.disconnect(ev)
-	case DataOnQP:
-		m.data(ev)
-	default:
-		panic(fmt.Sprintf("cm: unknown event %T", ev)) // our bug, not the peer's
-	}
+	ev.step(m)
 	dst, m.dst = m.dst, nil
 	return dst
 }
@@ -176,11 +145,10 @@ func (m *Manager) Conn(h Handle) (ConnInfo, bool) {
 // Conns lists the connections, those in TIMEWAIT and REJECTED included, by handle.
 func (m *Manager) Conns() []ConnInfo {
 	out := make([]ConnInfo, 0, len(m.byHandle))
-	for h := range m.byHandle {
+	for _, h := range slices.Sorted(maps.Keys(m.byHandle)) {
 		i, _ := m.Conn(h)
 		out = append(out, i)
 	}
-	slices.SortFunc(out, func(a, b ConnInfo) int { return cmp.Compare(a.Handle, b.Handle) })
 	return out
 }
 
@@ -222,12 +190,8 @@ func (m *Manager) local(g ib.GID) ib.GID {
 func (m *Manager) user(h Handle, what string, states ...State) *conn {
 	c := m.byHandle[h]
 	if c == nil || c.ended || len(states) > 0 && !slices.Contains(states, c.state) {
-		n := Note{Handle: h, Drop: DropStaleHandle, Text: what + ": the connection cannot take it any more"}
-		if c != nil {
-			n.State = c.state
-		}
 		m.counts.drops[DropStaleHandle]++
-		m.act(n)
+		m.note(c, Note{Handle: h, Drop: DropStaleHandle, Text: what + ": the connection cannot take it any more"})
 		return nil
 	}
 	return c
@@ -308,11 +272,8 @@ func (m *Manager) evictHalfOpen() bool {
 	if len(m.halfOpen) == 0 || m.now.Sub(m.halfOpen[0].asked) < halfOpenAge {
 		return false
 	}
-	c := m.halfOpen[0]
 	m.counts.evictedHalfOpen++
-	m.decide(c, "it makes room for a REQ that is newer")
-	m.end(c, Failed{Handle: c.handle, Cause: TimedOut})
-	m.refuse(c, ReasonTimeout, m.guidARI(), c.private)
+	m.timeOut(m.halfOpen[0], "it makes room for a REQ that is newer")
 	return true
 }
 
@@ -347,9 +308,14 @@ func (m *Manager) timewait(c *conn) {
 	m.setTimer(c, max(m.opt.MinTimewait, bounded(c.p.AckTimeout)))
 }
 
+// over tells the user how c ended, once, and lets c enter timewait.
+func (m *Manager) over(c *conn, a Action) {
+	m.end(c, a)
+	m.timewait(c)
+}
+
 // release forgets c and gives its QPN back.
 func (m *Manager) release(c *conn) {
-	rejected := c.state == StateRejected && !c.active
 	m.setState(c, StateIdle)
 	m.timers.Stop(c)
 	delete(m.byHandle, c.handle)
@@ -360,9 +326,7 @@ func (m *Manager) release(c *conn) {
 	m.forgetRemoteQP(c)
 	// No other connection has this QPN: Connect and Accept refuse a QPN that is held.
 	delete(m.byQPN, c.p.LocalQPN)
-	if rejected { // as a rule it is the first, because all wait for about as long
-		m.rejected = slices.DeleteFunc(m.rejected, func(x *conn) bool { return x == c })
-	}
+	m.rejected = slices.DeleteFunc(m.rejected, func(x *conn) bool { return x == c })
 	if c.p.LocalQPN != 0 {
 		m.act(Released{Handle: c.handle, QPN: c.p.LocalQPN})
 	}
@@ -383,8 +347,7 @@ func (m *Manager) listener(id serviceid.ID, gid ib.GID) *Listen {
 // interface, that is, have the same private data; otherwise it returns nil.
 func (m *Manager) ownerData(gid ib.GID) (data []byte) {
 	found := false
-	for i := range m.listeners {
-		l := &m.listeners[i]
+	for _, l := range m.listeners {
 		if l.GID != gid {
 			continue
 		}

@@ -103,7 +103,7 @@ func (m *Manager) duplicate(c *conn) {
 	m.follow(c)
 	n := m.rx.note
 	n.Repeat = true
-	m.counts.duplicates[attrIndex(attrOf(m.rx))]++
+	m.counts.duplicates[attrIndex(m.rx.attr)]++
 	m.note(c, n)
 }
 
@@ -126,14 +126,6 @@ func (m *Manager) note(c *conn, n Note) {
 		n.Handle, n.State = c.handle, c.state
 	}
 	m.act(n)
-}
-
-func attrOf(rx received) mad.AttrID {
-	var h mad.Header
-	if h.UnmarshalBinary(rx.mad.Data[:]) != nil {
-		return 0
-	}
-	return h.Attr
 }
 
 // describe makes the Note of a message. dir says which of its communication IDs is ours.

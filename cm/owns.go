@@ -14,7 +14,6 @@ func (m *Manager) Owns(in *verbs.MAD) bool {
 	if err != nil {
 		return false
 	}
-	var id mad.CommID // ours
 	switch msg := msg.(type) {
 	case mad.REQ:
 		return m.listener(msg.ServiceID, m.local(in.Local)) != nil
@@ -22,18 +21,8 @@ func (m *Manager) Owns(in *verbs.MAD) bool {
 		m.rx = received{mad: in}
 		defer func() { m.rx = received{} }()
 		return m.subject(&msg) != nil
-	case mad.REP:
-		id = msg.RemoteCommID
-	case mad.RTU:
-		id = msg.RemoteCommID
-	case mad.MRA:
-		id = msg.RemoteCommID
-	case mad.DREQ:
-		id = msg.RemoteCommID
-	case mad.DREP:
-		id = msg.RemoteCommID
-	case mad.LAP:
-		id = msg.RemoteCommID
+	case mad.APR:
+		return false // we send no LAP
 	}
-	return m.byLocal[id] != nil
+	return m.byLocal[describe(msg, Received).LocalCommID] != nil
 }

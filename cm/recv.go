@@ -9,6 +9,7 @@ import (
 // received is the MAD that a Step is about.
 type received struct {
 	mad  *verbs.MAD
+	attr mad.AttrID
 	from ib.QPN // QP that answers go to: QP 1, or the peer's UD QP
 	note Note   // of the MAD, without its outcome
 }
@@ -24,7 +25,7 @@ func (m *Manager) recv(in *verbs.MAD, from ib.QPN) {
 		m.drop(nil, DropMalformed, "no MAD header")
 		return
 	}
-	m.rx.note.Message = h.Attr.String()
+	m.rx.attr, m.rx.note.Message = h.Attr, h.Attr.String()
 	switch {
 	case h.Class != mad.ClassCM:
 		m.drop(nil, DropClass, "not the CM class")
@@ -88,25 +89,37 @@ func (m *Manager) wrongVersion(in *verbs.MAD, h mad.Header) {
 
 // conn returns the connection with both communication IDs, or nil.
 func (m *Manager) conn(local, remote mad.CommID) *conn {
-	if c := m.byLocal[local]; c != nil && c.p.RemoteQPN != 0 && c.p.RemoteCommID == remote {
+	if c := m.begun(local, remote); c != nil && c.p.RemoteQPN != 0 {
 		return c
 	}
 	return nil
 }
 
-// fromPeer reports whether the MAD at hand comes from the peer's GID, or has no source GID, and, if
-// both the MAD and the connection are in-band, from the peer's UD QP. It drops any other MAD
-// (docs/security.md).
+// begun is like conn, but also returns a connection whose peer has not named its communication ID
+// yet.
+func (m *Manager) begun(local, remote mad.CommID) *conn {
+	if c := m.byLocal[local]; c != nil && (c.p.RemoteQPN == 0 || c.p.RemoteCommID == remote) {
+		return c
+	}
+	return nil
+}
+
+// fromPeer reports whether the MAD at hand is about a connection, c, and comes from the peer's GID,
+// or has no source GID, and, if both the MAD and the connection are in-band, from the peer's UD QP.
+// It drops any other MAD (docs/security.md).
 func (m *Manager) fromPeer(c *conn) bool {
-	if src := m.rx.mad.Remote; !src.IsZero() && src != c.p.Remote {
+	src, from := m.rx.mad.Remote, m.rx.from
+	switch {
+	case c == nil:
+		m.drop(nil, DropUnknownConn, "")
+	case !src.IsZero() && src != c.p.Remote:
 		m.drop(c, DropSource, "it comes from another GID than the connection's")
-		return false
-	}
-	if from := m.rx.from; from != ib.QPNGSI && c.p.CMQPN != ib.QPNGSI && from != c.p.CMQPN {
+	case from != ib.QPNGSI && c.p.CMQPN != ib.QPNGSI && from != c.p.CMQPN:
 		m.drop(c, DropSource, "it comes from another UD QP than the connection's")
-		return false
+	default:
+		return true
 	}
-	return true
+	return false
 }
 
 // follow makes us send the CM messages of c to the QP that the MAD at hand came from: QP 1, or the
@@ -119,11 +132,7 @@ func (m *Manager) follow(c *conn) {
 
 // recvMRA grants the peer's user more time.
 func (m *Manager) recvMRA(mra *mad.MRA) {
-	c := m.byLocal[mra.RemoteCommID]
-	if c == nil || c.p.RemoteQPN != 0 && c.p.RemoteCommID != mra.LocalCommID {
-		m.drop(nil, DropUnknownConn, "")
-		return
-	}
+	c := m.begun(mra.RemoteCommID, mra.LocalCommID)
 	if !m.fromPeer(c) {
 		return
 	}

@@ -56,24 +56,22 @@ func (m *Manager) wake() {
 func (m *Manager) expire(c *conn) {
 	switch c.state {
 	case StateREQSent, StateMRAREQRcvd, StateREPSent, StateMRAREPRcvd, StateDREQSent:
-		if c.tries < c.maxRetries {
-			c.tries++
-			if c.active || c.state == StateDREQSent || !m.manyHalfOpen() {
-				m.repeat(c, &c.msg)
-			}
-			m.setTimer(c, c.wait)
+		if c.tries >= c.maxRetries {
+			m.giveUp(c)
 			return
 		}
-		m.giveUp(c)
+		c.tries++
+		if c.active || c.state == StateDREQSent || !m.manyHalfOpen() {
+			m.repeat(c, &c.msg)
+		}
+		m.setTimer(c, c.wait)
 	case StateREQRcvd, StateMRAREQSent, StateREPRcvd, StateMRAREPSent:
 		if (c.state == StateREQRcvd || c.state == StateREPRcvd) && m.now.Before(c.since.Add(m.opt.UserTimeout)) {
 			m.decide(c, "the user is slow")
 			m.askPatience(c)
 			return
 		}
-		m.decide(c, "the user did not answer in time")
-		m.end(c, Failed{Handle: c.handle, Cause: TimedOut})
-		m.refuse(c, ReasonTimeout, m.guidARI(), c.private)
+		m.timeOut(c, "the user did not answer in time")
 	case StateTimewait, StateRejected:
 		m.release(c)
 	}
@@ -86,15 +84,18 @@ func (m *Manager) manyHalfOpen() bool { return len(m.halfOpen) > max(1, m.opt.Ma
 
 // giveUp ends c after the last try.
 func (m *Manager) giveUp(c *conn) {
-	switch c.state {
-	case StateDREQSent:
+	if c.state == StateDREQSent {
 		m.decide(c, "no DREP came")
-		m.end(c, Disconnected{Handle: c.handle, By: ByUser})
-		m.timewait(c)
-	default:
-		m.decide(c, "no answer came")
-		m.end(c, Failed{Handle: c.handle, Cause: TimedOut})
-		// The peer may hold half a connection; the REJ ends that.
-		m.refuse(c, ReasonTimeout, m.guidARI(), c.private)
+		m.over(c, Disconnected{Handle: c.handle, By: ByUser})
+		return
 	}
+	m.timeOut(c, "no answer came")
+}
+
+// timeOut ends c, because an answer did not come in time. The peer may hold half a connection; the
+// REJ ends that.
+func (m *Manager) timeOut(c *conn, text string) {
+	m.decide(c, text)
+	m.end(c, Failed{Handle: c.handle, Cause: TimedOut})
+	m.refuse(c, ReasonTimeout, m.guidARI(), c.private)
 }

@@ -47,7 +47,7 @@ type Options struct {
 func (o *Options) maxGroups() int { return max(0, cmp.Or(o.MaxGroups, 1024)) }
 
 // An Event is an input of [Machine.Step].
-type Event interface{ event() }
+type Event interface{ step(*Machine) }
 
 // Events.
 type (
@@ -83,15 +83,23 @@ type (
 	Wake struct{}
 )
 
-func (Up) event()         {}
-func (Down) event()       {}
-func (AddAddr) event()    {}
-func (DelAddr) event()    {}
-func (Report) event()     {}
-func (Kernel) event()     {}
-func (SetPeers) event()   {}
-func (JoinFailed) event() {}
-func (Wake) event()       {}
+func (ev Up) step(m *Machine)         { m.start(ev.GID) }
+func (Down) step(m *Machine)          { m.stop() }
+func (ev AddAddr) step(m *Machine)    { m.addAddr(ev) }
+func (ev DelAddr) step(m *Machine)    { m.delAddr(ev.Prefix) }
+func (ev Kernel) step(m *Machine)     { m.kernel(ev.Groups) }
+func (ev JoinFailed) step(m *Machine) { m.joinFailed(ev) }
+func (Wake) step(m *Machine)          { m.wake() }
+
+func (ev Report) step(m *Machine) {
+	for _, c := range ev.Changes {
+		m.report(c)
+	}
+}
+
+func (ev SetPeers) step(m *Machine) {
+	m.changeUnderlay(func() { m.setPeers(ev.Peers, ev.Copies) })
+}
 
 // An Action is something the driver must do.
 type Action interface{ action() }
@@ -131,13 +139,15 @@ type Group struct {
 	Joined  bool      // Join was issued and has not failed since; false while down or if peers get copies
 }
 
-// String prints the reasons in a fixed order: "address+report".
-func (r Reason) String() string {
-	var s []string
+// Names returns the names of the reasons in a fixed order.
+func (r Reason) Names() (names []string) {
 	for i, name := range []string{"always", "address", "report", "kernel"} {
 		if r&(1<<i) != 0 {
-			s = append(s, name)
+			names = append(names, name)
 		}
 	}
-	return strings.Join(s, "+")
+	return names
 }
+
+// String prints the names: "address+report".
+func (r Reason) String() string { return strings.Join(r.Names(), "+") }

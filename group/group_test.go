@@ -58,7 +58,7 @@ func TestTableIsASnapshot(t *testing.T) {
 	m.Step(nil, start, Up{gid("fe80::1")})
 	old := m.Table()
 	m.Step(nil, start, Report{[]ip.Change{{Group: addr("239.1.1.1"), Kind: ip.Join}}})
-	if old.Wanted(addr("239.1.1.1")) || !m.Wanted(addr("239.1.1.1")) {
+	if old.Wanted(addr("239.1.1.1")) || !m.Table().Wanted(addr("239.1.1.1")) {
 		t.Error("a published table changed, or the new one did not")
 	}
 	if old.Broadcast() != gid("ff12:401b:ffff::ffff:ffff") {
@@ -175,7 +175,7 @@ func checkMachine(t *testing.T, m *Machine, ev Event, joined map[ib.GID]bool) {
 		if e.Joined {
 			want[m.rideOn(m.members[e.IP])] = true
 		}
-		if !m.Wanted(e.IP) {
+		if !m.Table().Wanted(e.IP) {
 			t.Fatalf("%T: member %s is not wanted", ev, e.IP)
 		}
 		if e.Reasons == 0 || (e.Refs > 0) != (e.Reasons&ForAddress != 0) {
@@ -224,7 +224,7 @@ func TestListOfNobody(t *testing.T) {
 			t.Errorf("joined %v, want no group", j.MGID)
 		}
 	}
-	peers, copies := m.Replicate()
+	peers, copies := m.Table().Replicate()
 	if len(peers) != 0 {
 		t.Errorf("copies go to %v, want nobody", peers)
 	}
@@ -241,7 +241,7 @@ func TestListIsBounded(t *testing.T) {
 		peers[i][13] = 1
 	}
 	m := New(Options{Peers: append(peers, peers[0])})
-	if got, _ := m.Replicate(); len(got) != MaxPeers {
+	if got, _ := m.Table().Replicate(); len(got) != MaxPeers {
 		t.Errorf("%d peers, want %d", len(got), MaxPeers)
 	}
 	if m.refusedPeers != 3 {

@@ -2,7 +2,6 @@ package group
 
 import (
 	"cmp"
-	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -62,6 +61,10 @@ type Machine struct {
 	table   *Table
 
 	counts
+
+	// These are set during a Step only.
+	out []Action
+	now time.Time
 }
 
 // New returns a machine that waits for [Up].
@@ -70,9 +73,7 @@ func New(o Options) *Machine {
 	if !o.Underlay4.IsValid() {
 		o.Underlay4 = UnderlayGroup4(o.PKey)
 	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	m := &Machine{
 		o:       o,
 		addrs:   make(map[netip.Prefix]netip.Addr),
@@ -87,66 +88,45 @@ func New(o Options) *Machine {
 // Step applies ev at time now and appends to dst what the driver must do, in
 // order. It is the only way the state changes.
 func (m *Machine) Step(dst []Action, now time.Time, ev Event) []Action {
-	switch ev := ev.(type) {
-	case Up:
-		dst = m.start(dst, now, ev.GID)
-	case Down:
-		dst = m.stop(dst)
-	case AddAddr:
-		dst = m.addAddr(dst, now, ev)
-	case DelAddr:
-		dst = m.delAddr(dst, ev.Prefix)
-	case Report:
-		for _, c := range ev.Changes {
-			dst = m.report(dst, now, c)
-		}
-	case Kernel:
-		dst = m.kernel(dst, now, ev.Groups)
-	case SetPeers:
-		dst = m.changeUnderlay(dst, now, func() { m.setPeers(ev.Peers, ev.Copies) })
-	case JoinFailed:
-		m.joinFailed(now, ev)
-	case Wake:
-		dst = m.wake(dst, now)
-	default:
-		panic(fmt.Sprintf("group: unknown event %T", ev)) // our bug, not the peer's
-	}
+	m.out, m.now = dst, now
+	ev.step(m)
 	if m.dirty {
 		m.dirty, m.table = false, m.build()
-		dst = append(dst, Publish{m.table})
+		m.act(Publish{m.table})
 	}
+	dst, m.out = m.out, nil
 	return dst
 }
 
+func (m *Machine) act(a Action) { m.out = append(m.out, a) }
+
 // start joins everything anew, because a new QP is attached to nothing.
-func (m *Machine) start(dst []Action, now time.Time, gid ib.GID) []Action {
+func (m *Machine) start(gid ib.GID) {
 	for _, u := range m.wire {
 		u.joined, u.retry, u.interval = false, time.Time{}, 0
 	}
 	m.up = false
 	for _, a := range always {
-		dst = m.want(dst, now, a, Always)
+		m.want(a, Always)
 	}
-	return m.changeUnderlay(dst, now, func() { m.up, m.gid = true, gid })
+	m.changeUnderlay(func() { m.up, m.gid = true, gid })
 }
 
 // stop leaves everything, broadcast last because it was joined first.
-func (m *Machine) stop(dst []Action) []Action {
+func (m *Machine) stop() {
 	m.up = false
 	for _, g := range slices.Backward(m.wireOrder()) {
 		u := m.wire[g]
 		if u.joined {
-			m.leaves++
-			dst = append(dst, Leave{g})
+			m.leave(g)
 		}
 		u.joined, u.retry = false, time.Time{}
 	}
-	return dst
 }
 
 // changeUnderlay calls f, which changes the underlay groups that carry the members, and then joins
 // and leaves underlay groups accordingly.
-func (m *Machine) changeUnderlay(dst []Action, now time.Time, f func()) []Action {
+func (m *Machine) changeUnderlay(f func()) {
 	order := m.joinOrder()
 	before := make([]ib.GID, len(order))
 	for i, a := range order {
@@ -156,12 +136,11 @@ func (m *Machine) changeUnderlay(dst []Action, now time.Time, f func()) []Action
 	m.dirty = true
 	// Hold the new groups first: a group that stays must not be left in between.
 	for _, a := range order {
-		dst = m.hold(dst, now, m.rideOn(m.members[a]))
+		m.hold(m.rideOn(m.members[a]))
 	}
 	for _, g := range before {
-		dst = m.release(dst, g)
+		m.release(g)
 	}
-	return dst
 }
 
 // rideOn returns the underlay group that carries e: its own, the one of an IPv4
@@ -178,9 +157,9 @@ func (m *Machine) rideOn(e *member) ib.GID {
 
 // hold takes a reference to the underlay group g. It joins g, unless the machine is down, g is
 // joined already, or g waits for a retry.
-func (m *Machine) hold(dst []Action, now time.Time, g ib.GID) []Action {
+func (m *Machine) hold(g ib.GID) {
 	if g.IsZero() {
-		return dst
+		return
 	}
 	u := m.wire[g]
 	if u == nil {
@@ -188,95 +167,95 @@ func (m *Machine) hold(dst []Action, now time.Time, g ib.GID) []Action {
 		m.wire[g] = u
 	}
 	u.refs++
-	if !m.up || u.joined || now.Before(u.retry) {
-		return dst
+	if m.up && !u.joined && !m.now.Before(u.retry) {
+		m.join(g, u)
 	}
-	return m.join(dst, g, u)
 }
 
-func (m *Machine) join(dst []Action, g ib.GID, u *underlay) []Action {
+func (m *Machine) join(g ib.GID, u *underlay) {
 	u.joined, u.retry = true, time.Time{}
 	m.joins++
-	return append(dst, Join{g})
+	m.act(Join{g})
+}
+
+func (m *Machine) leave(g ib.GID) {
+	m.leaves++
+	m.act(Leave{g})
 }
 
 // release gives back one reference to g. With the last reference it leaves g.
-func (m *Machine) release(dst []Action, g ib.GID) []Action {
+func (m *Machine) release(g ib.GID) {
 	u := m.wire[g]
 	if u == nil {
-		return dst // the zero GID
+		return // the zero GID
 	}
 	if u.refs--; u.refs > 0 {
-		return dst
+		return
 	}
 	delete(m.wire, g)
 	if u.joined && m.up {
-		m.leaves++
-		dst = append(dst, Leave{g})
+		m.leave(g)
 	}
-	return dst
 }
 
 // want adds reason r for the group a.
-func (m *Machine) want(dst []Action, now time.Time, a netip.Addr, r Reason) []Action {
+func (m *Machine) want(a netip.Addr, r Reason) {
 	if e := m.members[a]; e != nil {
-		if e.reasons&(Always|ForAddress) == 0 && r&(Always|ForAddress) != 0 {
-			m.learned--
-		}
-		e.reasons |= r
-		return dst
+		m.setReasons(e, e.reasons|r)
+		return
 	}
 	mgid, ok := MGID(a, m.o.PKey, m.o.Scope)
 	if !ok {
 		m.ignoredNodeLocal++
-		return dst
+		return
 	}
-	if r&(Always|ForAddress) == 0 {
-		if m.learned >= m.o.maxGroups() {
-			if m.refusedGroups == 0 { // further groups are counted only
-				m.o.Log.Warn("group refused, too many", "group", a, "max", m.o.maxGroups())
-			}
-			m.refusedGroups++
-			return dst
+	if learned(r) > 0 && m.learned >= m.o.maxGroups() {
+		if m.refusedGroups == 0 { // further groups are counted only
+			m.o.Log.Warn("group refused, too many", "group", a, "max", m.o.maxGroups())
 		}
-		m.learned++
+		m.refusedGroups++
+		return
 	}
-	e := &member{mgid: mgid, reasons: r, since: now}
+	e := &member{mgid: mgid, since: m.now}
+	m.setReasons(e, r)
 	m.members[a] = e
 	m.dirty = true
-	return m.hold(dst, now, m.rideOn(e))
+	m.hold(m.rideOn(e))
+}
+
+// setReasons sets the reasons for e. A group that loses its address then counts against MaxGroups.
+// So the groups may exceed the bound for a while, by no more than the number of addresses.
+func (m *Machine) setReasons(e *member, r Reason) {
+	m.learned += learned(r) - learned(e.reasons)
+	e.reasons = r
+}
+
+// learned returns 1 for a member with reasons r that MaxGroups bounds, else 0.
+func learned(r Reason) int {
+	if r == 0 || r&(Always|ForAddress) != 0 {
+		return 0
+	}
+	return 1
 }
 
 // unwant removes reasons r for the group a. With the last reason it drops the group.
-func (m *Machine) unwant(dst []Action, a netip.Addr, r Reason) []Action {
+func (m *Machine) unwant(a netip.Addr, r Reason) {
 	e := m.members[a]
 	if e == nil || e.reasons&r == 0 {
-		return dst
+		return
 	}
-	was := e.reasons
-	e.reasons &^= r
-	if e.reasons&(Always|ForAddress) == 0 {
-		switch {
-		case was&(Always|ForAddress) == 0 && e.reasons == 0:
-			m.learned--
-		case was&(Always|ForAddress) != 0 && e.reasons != 0:
-			// Now the group counts against MaxGroups. So the groups may exceed the bound for a
-			// while, by no more than the number of addresses.
-			m.learned++
-		}
+	m.setReasons(e, e.reasons&^r)
+	if e.reasons == 0 {
+		delete(m.members, a)
+		m.dirty = true
+		m.release(m.rideOn(e))
 	}
-	if e.reasons != 0 {
-		return dst
-	}
-	delete(m.members, a)
-	m.dirty = true
-	return m.release(dst, m.rideOn(e))
 }
 
-func (m *Machine) addAddr(dst []Action, now time.Time, ev AddAddr) []Action {
+func (m *Machine) addAddr(ev AddAddr) {
 	p := ev.Prefix
 	if !p.IsValid() {
-		return dst
+		return
 	}
 	bcast := ev.Broadcast
 	if p.Addr().Is4() && !bcast.IsValid() {
@@ -288,35 +267,33 @@ func (m *Machine) addAddr(dst []Action, now time.Time, ev AddAddr) []Action {
 			m.o.Log.Warn("address refused, too many", "address", p, "max", maxAddrs)
 		}
 		m.refusedAddrs++
-		return dst
+		return
 	}
 	m.addrs[p] = bcast
 	m.dirty = m.dirty || old != bcast
 	if known || p.Addr().Is4() {
-		return dst
+		return
 	}
 	g := ip.SolicitedNode(p.Addr())
-	dst = m.want(dst, now, g, ForAddress)
+	m.want(g, ForAddress)
 	m.members[g].refs++ // a solicited-node group always has an MGID
-	return dst
 }
 
-func (m *Machine) delAddr(dst []Action, p netip.Prefix) []Action {
+func (m *Machine) delAddr(p netip.Prefix) {
 	bcast, known := m.addrs[p]
 	if !known {
-		return dst
+		return
 	}
 	delete(m.addrs, p)
 	m.dirty = m.dirty || bcast.IsValid()
 	if p.Addr().Is4() {
-		return dst
+		return
 	}
 	g := ip.SolicitedNode(p.Addr())
 	e := m.members[g]
-	if e.refs--; e.refs > 0 {
-		return dst
+	if e.refs--; e.refs == 0 {
+		m.unwant(g, ForAddress)
 	}
-	return m.unwant(dst, g, ForAddress)
 }
 
 // subnetBroadcast returns the address of p with all ones in its host part. A
@@ -334,20 +311,20 @@ func subnetBroadcast(p netip.Prefix) netip.Addr {
 
 // report applies one group record. A leave of the kernel means that none of its sockets wants the
 // group. So it removes both reasons, an earlier report and the kernel's list.
-func (m *Machine) report(dst []Action, now time.Time, c ip.Change) []Action {
+func (m *Machine) report(c ip.Change) {
 	m.changes++
 	switch want, known := c.Wanted(); {
 	case !known: // sources blocked: the group may still be wanted
-		return dst
 	case want:
-		return m.want(dst, now, c.Group, Reported)
+		m.want(c.Group, Reported)
+	default:
+		m.unwant(c.Group, Reported|InKernel)
 	}
-	return m.unwant(dst, c.Group, Reported|InKernel)
 }
 
 // kernel applies the kernel's list. It first drops the groups that are not in the list, to
 // make room for new ones.
-func (m *Machine) kernel(dst []Action, now time.Time, groups []netip.Addr) []Action {
+func (m *Machine) kernel(groups []netip.Addr) {
 	list := make([]netip.Addr, 0, len(groups))
 	for _, a := range groups {
 		if a = a.Unmap().WithZone(""); a.IsMulticast() {
@@ -357,13 +334,12 @@ func (m *Machine) kernel(dst []Action, now time.Time, groups []netip.Addr) []Act
 	slices.SortFunc(list, netip.Addr.Compare)
 	for _, a := range m.order() {
 		if _, in := slices.BinarySearchFunc(list, a, netip.Addr.Compare); !in {
-			dst = m.unwant(dst, a, Reported|InKernel)
+			m.unwant(a, Reported|InKernel)
 		}
 	}
 	for _, a := range slices.Compact(list) {
-		dst = m.want(dst, now, a, InKernel)
+		m.want(a, InKernel)
 	}
-	return dst
 }
 
 func (m *Machine) setPeers(peers []ib.GID, copies bool) {
@@ -386,25 +362,24 @@ func (m *Machine) setPeers(peers []ib.GID, copies bool) {
 	m.list = copies || len(m.peers) > 0
 }
 
-func (m *Machine) joinFailed(now time.Time, ev JoinFailed) {
+func (m *Machine) joinFailed(ev JoinFailed) {
 	u := m.wire[ev.MGID]
 	if u == nil || !u.joined || !m.up {
 		return // the group has been left meanwhile
 	}
 	m.joinFailures++
 	u.joined, u.interval = false, min(retryMax, max(retryMin, 2*u.interval))
-	u.retry = now.Add(u.interval)
+	u.retry = m.now.Add(u.interval)
 	// RFC 4391 section 12: every failure of a group operation is to be logged.
 	m.o.Log.Warn("join failed", "mgid", ev.MGID, "err", ev.Err, "retry", u.interval)
 }
 
-func (m *Machine) wake(dst []Action, now time.Time) []Action {
+func (m *Machine) wake() {
 	for _, g := range m.wireOrder() {
-		if u := m.wire[g]; !u.retry.IsZero() && !now.Before(u.retry) {
-			dst = m.join(dst, g, u)
+		if u := m.wire[g]; !u.retry.IsZero() && !m.now.Before(u.retry) {
+			m.join(g, u)
 		}
 	}
-	return dst
 }
 
 // Deadline returns when the driver must send [Wake]; zero means never.
@@ -472,15 +447,6 @@ func (m *Machine) wireOrder() []ib.GID {
 
 // Table returns the table published last. It is never nil.
 func (m *Machine) Table() *Table { return m.table }
-
-// MGIDFor calls [Table.MGIDFor] of the current table.
-func (m *Machine) MGIDFor(dst netip.Addr) (ib.GID, bool) { return m.table.MGIDFor(dst) }
-
-// Wanted calls [Table.Wanted] of the current table.
-func (m *Machine) Wanted(dst netip.Addr) bool { return m.table.Wanted(dst) }
-
-// Replicate calls [Table.Replicate] of the current table.
-func (m *Machine) Replicate() ([]ib.GID, bool) { return m.table.Replicate() }
 
 // Groups returns the joined groups: IPv4 before IPv6, by address.
 func (m *Machine) Groups() []Group {

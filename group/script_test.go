@@ -61,14 +61,14 @@ func (s *scripted) Do(line string) (out []string, err error) {
 			}
 		})
 	case "send":
-		g, ok := m.MGIDFor(addr(w[1]))
-		peers, copies := m.Replicate()
+		g, ok := m.Table().MGIDFor(addr(w[1]))
+		peers, copies := m.Table().Replicate()
 		if !copies {
 			peers = nil
 		}
 		out = append(out, fmt.Sprintf("%s %v copies=%v", g, ok, peers))
 	case "wanted":
-		out = append(out, fmt.Sprint(m.Wanted(addr(w[1]))))
+		out = append(out, fmt.Sprint(m.Table().Wanted(addr(w[1]))))
 	case "deadline":
 		if d := m.Deadline(); !d.IsZero() {
 			out = append(out, fmt.Sprintf("in %s", d.Sub(s.now)))

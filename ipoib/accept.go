@@ -151,13 +151,11 @@ func (f *Interface) proved(c *conn) {
 	switch sid, _ := serviceid.Parse(c.params.ServiceID); {
 	case sid == serviceid.RFC:
 		f.setClass(p, ClassRFC, "its connection has the 0x01 service ID")
-		return
-	case p.class == ClassRFC:
-		return
-	}
-	p.legacy = true
-	if p.class == ClassUnknown {
-		f.setClass(p, ClassLegacy, "it used the 0x10 service ID")
+	case p.class != ClassRFC:
+		p.legacy = true
+		if p.class == ClassUnknown {
+			f.setClass(p, ClassLegacy, "it used the 0x10 service ID")
+		}
 	}
 }
 
@@ -172,8 +170,8 @@ func (f *Interface) take(c *conn, ev cm.RequestReceived) {
 func (f *Interface) cross(p *peer, ev cm.RequestReceived) bool {
 	d := p.dial
 	switch {
-	case d == nil:
-		return true // nothing outstanding: section 3.2
+	case d == nil: // nothing outstanding: section 3.2
+		return true
 	case d.form != serviceid.RFC && p.provenLegacy():
 		return true // if the connection of this REQ comes up, established ends our attempt
 	case d.state == connCreating:
@@ -188,24 +186,27 @@ func (f *Interface) cross(p *peer, ev cm.RequestReceived) bool {
 	// Compare leaves the flags octet out.
 	if f.link.Compare(p.key) < 0 {
 		f.count(nCrossAccepted)
-		p.diagnose().verdict = "REQs crossed: the peer's was accepted because our address is smaller"
-		f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: p.diagnostics().verdict})
+		f.judge(p, "REQs crossed: the peer's was accepted because our address is smaller")
 		f.withdraw(d)
 		return true
 	}
 	f.count(nCrossRejected)
-	p.diagnose().verdict = "REQs crossed: the peer's was rejected with 28 because our address is larger"
-	f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: p.diagnostics().verdict})
+	f.judge(p, "REQs crossed: the peer's was rejected with 28 because our address is larger")
 	f.refuse(ev, cm.ReasonConsumer, nil, "REQs crossed and ours wins")
 	return false
 }
 
+// judge keeps and tells the verdict of a crossing.
+func (f *Interface) judge(p *peer, verdict string) {
+	p.diagnose().verdict = verdict
+	f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: verdict})
+}
+
 // withdraw abandons an attempt of ours and sends nothing to the peer.
 func (f *Interface) withdraw(c *conn) {
-	h := c.handle
 	f.drop(c)
-	if h != 0 {
-		f.cmStep(cm.Cancel{Handle: h})
+	if c.handle != 0 {
+		f.cmStep(cm.Cancel{Handle: c.handle})
 	}
 }
 
@@ -246,9 +247,9 @@ func (f *Interface) qpCreated(ev QPCreated) {
 		f.ask(c)
 	case c.params.PathMTU > most: // both sides would send packets that the path loses
 		f.count(nREJSent)
-		h, receive := c.handle, c.receive
 		f.acceptFailed(c, fmt.Sprintf("path MTU %v is more than the path's of %v", c.params.PathMTU, most))
-		f.cmStep(cm.Reject{Handle: h, Reason: cm.ReasonInvalidMTU, ARI: []byte{byte(most)}, PrivateData: f.privateData(receive)})
+		f.cmStep(cm.Reject{Handle: c.handle, Reason: cm.ReasonInvalidMTU, ARI: []byte{byte(most)},
+			PrivateData: f.privateData(c.receive)})
 	default:
 		f.reply(c)
 	}
@@ -271,18 +272,14 @@ func (f *Interface) qpFailed(ev QPFailed) {
 		return
 	}
 	f.count(nQPFailed)
-	h, p, active, up := c.handle, c.peer, c.active, c.state == connUp
-	creating := c.state == connCreating
 	f.drop(c)
 	f.conns.gone = slices.DeleteFunc(f.conns.gone, func(id fib.Conn) bool { return id == c.id }) // the driver has done it
-	if h != 0 {
-		if creating {
-			f.cmStep(cm.Reject{Handle: h, Reason: cm.ReasonNoQP, PrivateData: f.privateData(c.receive)})
-		} else {
-			f.disconnect(h, up, c.receive)
-		}
+	if c.state == connCreating && c.handle != 0 {
+		f.cmStep(cm.Reject{Handle: c.handle, Reason: cm.ReasonNoQP, PrivateData: f.privateData(c.receive)})
+	} else {
+		f.disconnect(c)
 	}
-	if active || !c.rxOnly() && p.tx == nil && p.dial == nil {
+	if p := c.peer; c.active || !c.rxOnly() && p.tx == nil && p.dial == nil {
 		f.fail(p, "queue pair: "+ev.Text)
 	}
 }
@@ -298,8 +295,7 @@ func (f *Interface) qpError(ev QPError) {
 		f.neighStep(doubted(c.peer.key))
 	}
 	why := strings.TrimSpace(fmt.Sprintf("queue pair error: %v %s", ev.Status, ev.Text))
-	h, up := c.handle, c.state == connUp
-	switch {
+	switch up := c.state == connUp; {
 	case up && f.swallowed(c, ev.Status):
 		f.drop(c)
 		c.peer.diagnose().lastFail = why
@@ -307,22 +303,21 @@ func (f *Interface) qpError(ev QPError) {
 	case up:
 		f.lost(c, why)
 	case c.active:
-		p := c.peer
 		f.drop(c)
-		f.fail(p, why)
+		f.fail(c.peer, why)
 	default:
 		f.acceptFailed(c, why)
 	}
-	if h != 0 {
-		f.disconnect(h, up, c.receive)
-	}
+	f.disconnect(c)
 }
 
-// disconnect tells the CM to end h, whose conn has been dropped already.
-func (f *Interface) disconnect(h cm.Handle, up bool, receive uint32) {
-	if up {
-		f.cmStep(cm.Disconnect{Handle: h}) // a DREQ's private data stays zero
-		return
+// disconnect tells the CM to end c, which has been dropped already. The CM may not know c yet.
+func (f *Interface) disconnect(c *conn) {
+	switch {
+	case c.handle == 0: // its QP was still being made
+	case c.state == connUp: // private data stays zero (RFC 4755 section 6 is about setting up)
+		f.cmStep(cm.Disconnect{Handle: c.handle})
+	default:
+		f.cmStep(cm.Disconnect{Handle: c.handle, PrivateData: f.privateData(c.receive)})
 	}
-	f.cmStep(cm.Disconnect{Handle: h, PrivateData: f.privateData(receive)})
 }

@@ -1,6 +1,7 @@
 package ipoib
 
 import (
+	"maps"
 	"net/netip"
 	"slices"
 	"time"
@@ -66,11 +67,11 @@ func (s *addrs) remove(p netip.Prefix) bool {
 	if !found {
 		return false
 	}
-	if len(have) == 1 {
+	if have = slices.Delete(have, i, i+1); len(have) == 0 {
 		delete(s.prefixes, p.Addr())
-		return true
+	} else {
+		s.prefixes[p.Addr()] = have
 	}
-	s.prefixes[p.Addr()] = slices.Delete(have, i, i+1)
 	return true
 }
 
@@ -78,10 +79,7 @@ func (s *addrs) has(a netip.Addr) bool { return len(s.prefixes[a]) > 0 }
 
 // sorted returns all prefixes in order.
 func (s *addrs) sorted() []netip.Prefix {
-	out := make([]netip.Prefix, 0, len(s.prefixes))
-	for _, ps := range s.prefixes { // sorted below
-		out = append(out, ps...)
-	}
-	slices.SortFunc(out, netip.Prefix.Compare)
-	return out
+	all := slices.Concat(slices.Collect(maps.Values(s.prefixes))...)
+	slices.SortFunc(all, netip.Prefix.Compare)
+	return all
 }

@@ -1,12 +1,15 @@
 package ipoib
 
 import (
+	"fmt"
 	"net/netip"
 	"time"
 
+	"ipoibcm/cm"
 	"ipoibcm/fib"
 	"ipoibcm/group"
 	"ipoibcm/ib"
+	"ipoibcm/neigh"
 	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
@@ -14,7 +17,7 @@ import (
 
 // An Event is something that happened to the interface. The set is closed.
 // Octet slices inside an event belong to the driver again when Step returns.
-type Event interface{ event() }
+type Event interface{ step(*Interface) }
 
 type (
 	// Start begins the life of the interface: the UD QP is in RTS and the TUN exists. The
@@ -122,24 +125,41 @@ type (
 	Wake struct{}
 )
 
-func (Start) event()           {}
-func (FIBEvent) event()        {}
-func (KernelGroups) event()    {}
-func (KernelConf) event()      {}
-func (OtherIs) event()         {}
-func (Packet) event()          {}
-func (RecvFrame) event()       {}
-func (RecvMAD) event()         {}
-func (QPCreated) event()       {}
-func (QPFailed) event()        {}
-func (QPError) event()         {}
-func (CommEst) event()         {}
-func (Usage) event()           {}
-func (UnderlayChanged) event() {}
-func (JoinFailed) event()      {}
-func (CopiesTook) event()      {}
-func (Shutdown) event()        {}
-func (Wake) event()            {}
+func (Start) step(f *Interface)              { f.start() }
+func (ev FIBEvent) step(f *Interface)        { f.fibStep(ev.Event) }
+func (ev KernelGroups) step(f *Interface)    { f.groupStep(group.Kernel{Groups: ev.Groups}) }
+func (ev KernelConf) step(f *Interface)      { f.neighStep(neigh.SetRouter{On: ev.Forward6}) }
+func (ev OtherIs) step(f *Interface)         { f.neighStep(neigh.OtherIs{IP: ev.Addr, Answer: ev.Answer}) }
+func (ev Packet) step(f *Interface)          { f.fromTUN(ev.IP) }
+func (ev QPCreated) step(f *Interface)       { f.qpCreated(ev) }
+func (ev QPFailed) step(f *Interface)        { f.qpFailed(ev) }
+func (ev QPError) step(f *Interface)         { f.qpError(ev) }
+func (ev Usage) step(f *Interface)           { f.usage(ev) }
+func (ev UnderlayChanged) step(f *Interface) { f.underlay(ev) }
+func (ev CopiesTook) step(f *Interface)      { f.copiesTook(ev.Time) }
+func (Shutdown) step(f *Interface)           { f.stop() }
+func (Wake) step(f *Interface)               { f.wake() }
+
+func (ev RecvFrame) step(f *Interface) {
+	f.heardFrom(ev.SrcGID)
+	f.fromFabric(ev)
+}
+
+func (ev RecvMAD) step(f *Interface) {
+	f.heardFrom(ev.MAD.Remote)
+	f.recvMAD(ev.MAD)
+}
+
+func (ev CommEst) step(f *Interface) {
+	if c := f.conns.byID[ev.Conn]; c != nil && c.state == connReplied {
+		f.cmStep(cm.DataOnQP{QPN: c.qpn})
+	}
+}
+
+func (ev JoinFailed) step(f *Interface) {
+	f.note(Note{Kind: NoteGroup, Text: fmt.Sprintf("joining %v failed: %v", ev.MGID, ev.Err)})
+	f.groupStep(group.JoinFailed{MGID: ev.MGID, Err: ev.Err})
+}
 
 // A ConnUse is what the data path counted on one connection.
 type ConnUse struct {

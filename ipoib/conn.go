@@ -177,12 +177,7 @@ func (f *Interface) drop(c *conn) {
 	if p.tx == c {
 		p.tx = nil
 	}
-	if p.dial == c {
-		p.dial = nil
-	}
-	if p.accept == c {
-		p.accept = nil
-	}
+	p.noAttempt(c)
 	p.rx = slices.DeleteFunc(p.rx, func(o *conn) bool { return o == c })
 	if f.served(c) {
 		p.failures, p.holdUntil = 0, time.Time{}
@@ -190,6 +185,16 @@ func (f *Interface) drop(c *conn) {
 	f.retire(p)
 	f.touch(p)
 	f.conns.gone = append(f.conns.gone, c.id) // settle destroys it after the paths have moved away
+}
+
+// noAttempt notes that c, if it was an attempt of either side, is none any more.
+func (p *peer) noAttempt(c *conn) {
+	if p.dial == c {
+		p.dial = nil
+	}
+	if p.accept == c {
+		p.accept = nil
+	}
 }
 
 // hangUp ends c: with a DREQ if it is up, else with a REJ, or in silence if the CM does not know c yet.
@@ -202,17 +207,11 @@ func (f *Interface) hangUp(c *conn, why string) {
 		n.Report = ConnectionClosed
 	}
 	f.note(n)
-	h, up := c.handle, c.state == connUp
 	f.drop(c) // first, so that the CM's actions about c find no record
-	if h == 0 {
-		return // its QP was still being made
-	}
-	if up {
+	if c.state == connUp && c.handle != 0 {
 		f.count(nDREQByUs)
-		f.cmStep(cm.Disconnect{Handle: h}) // private data stays zero (RFC 4755 section 6 is about setting up)
-	} else {
-		f.cmStep(cm.Disconnect{Handle: h, PrivateData: f.privateData(c.receive)})
 	}
+	f.disconnect(c)
 }
 
 // lost handles the end of c if we did not ask for it.
@@ -308,12 +307,7 @@ func (f *Interface) established(c *conn, how string) {
 	if c.rxOnly() {
 		return // it was put into p.rx when it was accepted
 	}
-	if p.dial == c {
-		p.dial = nil
-	}
-	if p.accept == c {
-		p.accept = nil
-	}
+	p.noAttempt(c)
 	if d := p.dial; d != nil { // the peer was a proven legacy peer until now
 		f.note(Note{Kind: NoteConn, Peer: p.key, Conn: d.id, Text: fmt.Sprintf("our %v REQ is abandoned: the peer uses 0x01", d.form)})
 		f.withdraw(d)
@@ -330,9 +324,6 @@ func (f *Interface) established(c *conn, how string) {
 		f.probe(p, ib.UC)
 	}
 	f.neighStep(confirmed(p.key)) // a handshake is proof that it hears us
-	for _, pkt := range f.takeQueue(p) {
-		f.count(nQueueSent)
-		f.sendPeer(p, pkt)
-	}
+	f.sendQueue(p)
 	f.touch(p)
 }

@@ -263,8 +263,7 @@ func (c *conn) mostPath(port ib.MTU) ib.MTU {
 func (f *Interface) yield(p *peer) {
 	f.count(nCrossSeen)
 	f.count(nCrossYielded)
-	p.diagnose().verdict = "REQs crossed: ours was rejected with 28 because our address is smaller; the peer's REQ stands"
-	f.note(Note{Kind: NoteCrossing, Peer: p.key, Text: p.diagnostics().verdict})
+	f.judge(p, "REQs crossed: ours was rejected with 28 because our address is smaller; the peer's REQ stands")
 	if p.accept != nil { // we took its REQ while p was a proven legacy peer, which knows no crossing
 		f.setClass(p, ClassRFC, "it applied the rule for REQs that cross")
 		f.touch(p)

@@ -64,8 +64,13 @@ type (
 	SetQKey struct{ QKey ib.QKey }
 )
 
-func (RecvSubnet) event()  {}
-func (PortChanged) event() {}
+func (ev RecvSubnet) step(f *Interface) {
+	if f.fab != nil {
+		f.saStep(sa.RecvMAD{MAD: ev.MAD})
+	}
+}
+
+func (ev PortChanged) step(f *Interface) { f.portChanged(ev) }
 
 func (SendSubnet) action() {}
 func (UsePath) action()    {}

@@ -71,13 +71,11 @@ func (f *Interface) unlearn(a netip.Addr, why neigh.ExpireReason) {
 		f.withdraw(p.dial)
 	}
 	f.endAttempt(p)
-	if p.tx != nil {
-		f.arm(p, f.idleAt(p.tx)) // sooner than before
-	}
-	if why == neigh.ExpireUnused || why == neigh.ExpireEvicted {
+	if p.tx == nil {
 		return
 	}
-	if p.tx != nil {
+	f.arm(p, f.idleAt(p.tx)) // sooner than before
+	if why != neigh.ExpireUnused && why != neigh.ExpireEvicted {
 		f.hangUp(p.tx, "its neighbour entry is gone: "+why.String())
 	}
 }
@@ -98,7 +96,7 @@ func (f *Interface) path(p *peer) fib.Path {
 	return fib.Path{Kind: kind, Link: link, MTU: f.udMTUTo(p)}
 }
 
-// pathOf returns how neighbour or group a is reached now; false if it is not known.
+// pathOf returns how neighbour or group a is reached now; zero and false if it is not known.
 func (f *Interface) pathOf(a netip.Addr) (fib.Path, bool) {
 	if f.group.Table().IsGroup(a) {
 		path := f.groupPath(a)
@@ -115,17 +113,12 @@ func (f *Interface) pathOf(a netip.Addr) (fib.Path, bool) {
 // the queue pairs of dropped connections, which no path leads to any more.
 func (f *Interface) settle() {
 	if f.hops.allDirty {
-		for a := range f.hops.peers {
-			f.hops.dirty = append(f.hops.dirty, a)
-		}
+		f.hops.dirty = slices.AppendSeq(f.hops.dirty, maps.Keys(f.hops.peers))
 	}
 	slices.SortFunc(f.hops.dirty, netip.Addr.Compare)
 	for _, a := range slices.Compact(f.hops.dirty) {
-		if path, ok := f.pathOf(a); ok {
-			f.fibStep(fib.SetHop{Addr: a, Path: path})
-		} else {
-			f.fibStep(fib.SetHop{Addr: a})
-		}
+		path, _ := f.pathOf(a)
+		f.fibStep(fib.SetHop{Addr: a, Path: path})
 	}
 	if f.hops.dirty, f.hops.allDirty = f.hops.dirty[:0], false; cap(f.hops.dirty) > maxDirty {
 		f.hops.dirty = nil

@@ -35,8 +35,6 @@ package ipoib
 import (
 	"cmp"
 	"fmt"
-	"io"
-	"log/slog"
 	"net/netip"
 	"time"
 
@@ -46,7 +44,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/mtu"
 	"ipoibcm/neigh"
-	"ipoibcm/sa"
+	"ipoibcm/ratelimit"
 	"ipoibcm/serviceid"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
@@ -58,7 +56,6 @@ const maxQueuedOctets = 64 << 20
 // An Interface is the machine. It is not safe for concurrent use.
 type Interface struct {
 	opt Options
-	log *slog.Logger
 
 	link             encap.LinkAddr
 	pathMTU          ib.MTU
@@ -82,7 +79,7 @@ type Interface struct {
 	fib   *fib.Table
 	hops  hops
 	n     [numCounters]uint64
-	tells tells
+	tells ratelimit.Bucket // of notes about drops
 
 	fab *fabric // nil: Ethernet
 
@@ -100,15 +97,12 @@ func New(opt Options) *Interface {
 		panic("ipoib: Options.Rand is nil")
 	}
 	f := &Interface{
-		opt: opt, log: opt.Log, link: opt.Link, pathMTU: opt.PathMTU, deviceMTU: opt.deviceMTU(), active: true,
+		opt: opt, link: opt.Link, pathMTU: opt.PathMTU, deviceMTU: opt.deviceMTU(), active: true,
 		ipv6:   opt.udMTU() >= mtu.MinIPv6,
 		budget: mtu.Budget{Limit: opt.ucBudget(), Ring: opt.ucRing(), Full: uint32(opt.receiveMTU())},
 		addrs:  addrs{prefixes: map[netip.Addr][]netip.Prefix{}}, peers: peers{byLink: map[encap.LinkAddr]*peer{}},
 		conns: conns{byID: map[fib.Conn]*conn{}, byHandle: map[cm.Handle]*conn{}, ofHost: map[ib.GID]int{}},
 		hops:  hops{peers: map[netip.Addr]*peer{}, groups: map[netip.Addr]bool{}},
-	}
-	if f.log == nil {
-		f.log = slog.New(slog.NewTextHandler(io.Discard, nil))
 	}
 	f.link.Flags = opt.Mode.Flags()
 	f.fab = newFabric(&f.opt)
@@ -139,75 +133,15 @@ func (f *Interface) staleTime() time.Duration {
 // order. It is the only way the state changes.
 func (f *Interface) Step(dst []Action, now time.Time, ev Event) []Action {
 	f.now, f.out = now, dst
-	f.handle(ev)
+	if f.shutdown {
+		f.handleLeaving(ev)
+	} else {
+		ev.step(f)
+	}
 	f.advertise()
 	f.settle()
 	dst, f.out = f.out, nil
 	return dst
-}
-
-func (f *Interface) handle(ev Event) {
-	if f.shutdown {
-		f.handleLeaving(ev)
-		return
-	}
-	switch ev := ev.(type) {
-	case Start:
-		f.start()
-	case FIBEvent:
-		f.fibStep(ev.Event)
-	case KernelGroups:
-		f.groupStep(group.Kernel{Groups: ev.Groups})
-	case KernelConf:
-		f.neighStep(neigh.SetRouter{On: ev.Forward6})
-	case OtherIs:
-		f.neighStep(neigh.OtherIs{IP: ev.Addr, Answer: ev.Answer})
-	case Packet:
-		f.fromTUN(ev.IP)
-	case RecvFrame:
-		f.heardFrom(ev.SrcGID)
-		f.fromFabric(ev)
-	case RecvMAD:
-		f.heardFrom(ev.MAD.Remote)
-		f.recvMAD(ev.MAD)
-	case QPCreated:
-		f.qpCreated(ev)
-	case QPFailed:
-		f.qpFailed(ev)
-	case QPError:
-		f.qpError(ev)
-	case CommEst:
-		if c := f.conns.byID[ev.Conn]; c != nil && c.state == connReplied {
-			f.cmStep(cm.DataOnQP{QPN: c.qpn})
-		}
-	case Usage:
-		f.usage(ev)
-	case UnderlayChanged:
-		f.underlay(ev)
-	case SetMembers:
-		f.setMembers(ev)
-	case Reconfigure:
-		f.reconfigure(ev)
-	case JoinFailed:
-		f.note(Note{Kind: NoteGroup, Text: fmt.Sprintf("joining %v failed: %v", ev.MGID, ev.Err)})
-		f.groupStep(group.JoinFailed{MGID: ev.MGID, Err: ev.Err})
-	case RecvSubnet:
-		if f.fab != nil {
-			f.saStep(sa.RecvMAD{MAD: ev.MAD})
-		}
-	case PortChanged:
-		f.portChanged(ev)
-	case CopiesTook:
-		f.copiesTook(ev.Time)
-	case Shutdown:
-		f.stop()
-	case HandOver:
-		f.handOver()
-	case Wake:
-		f.wake()
-	default:
-		panic(fmt.Sprintf("ipoib: unknown event %T", ev)) // our bug
-	}
 }
 
 // handleLeaving handles events after Shutdown or HandOver. It ignores all but CM messages, events
@@ -230,22 +164,24 @@ func (f *Interface) handleLeaving(ev Event) {
 // Deadline returns when the driver must send Wake; zero means never. After Shutdown or
 // HandOver it is zero once every DREQ has been answered or given up.
 func (f *Interface) Deadline() time.Time {
-	if f.shutdown {
-		if f.cm.Disconnecting() > 0 {
-			return f.cm.Deadline()
-		}
-		return time.Time{}
+	switch {
+	case !f.shutdown:
+		return earliest(f.cm.Deadline(), f.neigh.Deadline(), f.group.Deadline(), f.firstPeer(), f.fib.Deadline(),
+			f.copies.deadline(), f.fabricDeadline())
+	case f.cm.Disconnecting() > 0:
+		return f.cm.Deadline()
 	}
-	parts := earliest(earliest(f.cm.Deadline(), f.neigh.Deadline()), earliest(f.group.Deadline(), f.firstPeer()))
-	return earliest(parts, earliest(earliest(f.fib.Deadline(), f.copies.deadline()), f.fabricDeadline()))
+	return time.Time{}
 }
 
-// earliest returns the earlier of two deadlines, where zero means never.
-func earliest(a, b time.Time) time.Time {
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
+// earliest returns the earliest of some deadlines, where zero means never.
+func earliest(deadlines ...time.Time) (first time.Time) {
+	for _, t := range deadlines {
+		if first.IsZero() || !t.IsZero() && t.Before(first) {
+			first = t
+		}
 	}
-	return a
+	return first
 }
 
 func (f *Interface) do(a Action) { f.out = append(f.out, a) }

@@ -7,7 +7,6 @@ import (
 
 	"ipoibcm/cm"
 	"ipoibcm/fib"
-	"ipoibcm/group"
 	"ipoibcm/ib"
 	"ipoibcm/mtu"
 	"ipoibcm/neigh"
@@ -140,20 +139,11 @@ func (f *Interface) Dests() int { return f.fib.Dests() }
 
 // Groups lists the multicast groups: IPv4 before IPv6, by address.
 func (f *Interface) Groups() []GroupInfo {
-	names := [...]struct {
-		r    group.Reason
-		name string
-	}{{group.Always, "always"}, {group.ForAddress, "address"}, {group.Reported, "report"}, {group.InKernel, "kernel"}}
 	var out []GroupInfo
 	for _, g := range f.group.Groups() {
-		i := GroupInfo{Group: g.IP, MGID: g.MGID, Joined: g.Joined}
+		i := GroupInfo{Group: g.IP, MGID: g.MGID, Joined: g.Joined, Reasons: g.Reasons.Names()}
 		if g.IP == ip.LimitedBroadcast {
 			i.Group = netip.Addr{}
-		}
-		for _, n := range names {
-			if g.Reasons&n.r != 0 {
-				i.Reasons = append(i.Reasons, n.name)
-			}
 		}
 		out = append(out, i)
 	}
@@ -165,12 +155,10 @@ func (f *Interface) Link() encap.LinkAddr { return f.link }
 
 // modeName names the mode of a path of kind k, whose connection has transport t.
 func modeName(k fib.PathKind, t ib.Transport) string {
-	switch {
-	case k == fib.PathConn && t == ib.UC:
-		return ib.UC.String()
-	case k == fib.PathConn:
-		return ib.RC.String()
-	case k == fib.PathUD || k == fib.PathGroup:
+	switch k {
+	case fib.PathConn:
+		return t.String()
+	case fib.PathUD, fib.PathGroup:
 		return ib.UD.String()
 	}
 	return "none"

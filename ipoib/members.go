@@ -23,9 +23,7 @@ type SetMembers struct {
 	Hints map[netip.Addr]ib.GID
 }
 
-func (SetMembers) event() {}
-
-func (f *Interface) setMembers(ev SetMembers) {
+func (ev SetMembers) step(f *Interface) {
 	if len(ev.Peers) > group.MaxPeers {
 		ev.Peers = ev.Peers[:group.MaxPeers]
 	}

@@ -39,9 +39,7 @@ type KnownPeer struct {
 // Shutdown does. Neighbours, groups and addresses stay.
 type HandOver struct{}
 
-func (HandOver) event() {}
-
-func (f *Interface) handOver() {
+func (HandOver) step(f *Interface) {
 	for _, c := range f.conns.byAge() {
 		f.hangUp(c, "the next process takes over")
 	}

@@ -62,17 +62,15 @@ func (f *Interface) ownParams() sa.Params {
 
 // groupJoined takes what the administrator says of a group that the port has joined.
 func (f *Interface) groupJoined(r wire.MCMemberRecord) {
-	g := f.fab.groups[r.MGID]
-	if r.MGID == f.broadcastMGID() {
-		if g == nil {
-			g = f.newGroup(r.MGID, true)
-		}
-		f.takeGroup(g, r)
-		f.broadcastJoined(r)
-		return
+	g, broadcast := f.fab.groups[r.MGID], r.MGID == f.broadcastMGID()
+	if g == nil && broadcast {
+		g = f.newGroup(r.MGID, true)
 	}
 	if g != nil { // otherwise we have left it meanwhile
 		f.takeGroup(g, r)
+	}
+	if broadcast {
+		f.broadcastJoined(r)
 	}
 }
 
@@ -97,11 +95,19 @@ func (f *Interface) attach(g *mcGroup) {
 	if !g.member || !g.joined || g.record.JoinState&wire.FullMember == 0 || !f.up {
 		return
 	}
-	if g.at != 0 && g.at != g.record.MLID {
-		f.do(LeaveGroup{MGID: g.mgid, MLID: g.at})
+	if g.at != g.record.MLID {
+		f.detach(g)
 	}
 	g.at = g.record.MLID
 	f.do(JoinGroup{MGID: g.mgid, MLID: g.at})
+}
+
+// detach undoes attach.
+func (f *Interface) detach(g *mcGroup) {
+	if g.at != 0 {
+		f.do(LeaveGroup{MGID: g.mgid, MLID: g.at})
+		g.at = 0
+	}
 }
 
 // broadcastJoined takes Q_Key and UD MTU of the link from the broadcast group. The first time it
@@ -160,10 +166,7 @@ func (f *Interface) groupFailed(a sa.JoinFailed) {
 		return
 	}
 	g.joined, g.gone = false, a.NoGroup
-	if g.at != 0 {
-		f.do(LeaveGroup{MGID: g.mgid, MLID: g.at})
-		g.at = 0
-	}
+	f.detach(g)
 	queue := g.queue
 	g.queue = nil
 	for _, fr := range queue {
@@ -250,10 +253,7 @@ func (f *Interface) leaveGroup(mgid ib.GID) {
 	if g == nil {
 		return
 	}
-	if g.at != 0 {
-		f.do(LeaveGroup{MGID: mgid, MLID: g.at})
-		g.at = 0
-	}
+	f.detach(g)
 	if mgid != f.broadcastMGID() {
 		f.forgetGroup(g)
 	}

@@ -213,19 +213,17 @@ func (f *Interface) toGroup(dst netip.Addr, pkt []byte) {
 // sendGroup sends a frame to the MGID of dst, or a copy to each peer if there is a list of
 // peers.
 func (f *Interface) sendGroup(dst netip.Addr, fr []byte) {
-	t := f.group.Table()
-	if g, ok := t.MGIDFor(dst); ok {
+	if g, ok := f.group.Table().MGIDFor(dst); ok {
 		f.sendMGID(g, fr)
 	}
 }
 
 func (f *Interface) sendMGID(g ib.GID, fr []byte) {
-	peers, copies := f.group.Table().Replicate()
-	if !copies {
+	if peers, copies := f.group.Table().Replicate(); copies {
+		f.sendCopies(peers, fr)
+	} else {
 		f.sendMulticast(g, fr)
-		return
 	}
-	f.sendCopies(peers, fr)
 }
 
 // sendUD sends an IP packet by UD. It drops a packet that is too large: as a rule that is

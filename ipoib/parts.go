@@ -214,6 +214,14 @@ func (f *Interface) groupStep(ev group.Event) {
 	}
 }
 
+// used notes that packets have gone to p.
+func (f *Interface) used(p *peer) {
+	for _, a := range slices.Clone(p.addrs) {
+		f.neighStep(neigh.Used{IP: a})
+	}
+	f.usedPath(p)
+}
+
 // usage takes the counts of the data path: they show which connections and neighbours are in
 // use, and RC acknowledgements prove that a neighbour is reachable (RFC 4861 section 7.3.1).
 func (f *Interface) usage(ev Usage) {
@@ -235,10 +243,7 @@ func (f *Interface) usage(ev Usage) {
 			f.heardFrom(c.peer.key.GID)
 		}
 		if u.TxPackets != old.TxPackets {
-			for _, a := range slices.Clone(c.peer.addrs) {
-				f.neighStep(neigh.Used{IP: a})
-			}
-			f.usedPath(c.peer)
+			f.used(c.peer)
 		}
 		if c.trans == ib.RC && u.TxPackets-u.TxUnacked > old.TxPackets-old.TxUnacked {
 			f.neighStep(confirmed(c.peer.key))
@@ -250,10 +255,7 @@ func (f *Interface) usage(ev Usage) {
 			continue
 		}
 		p.udPackets = u.TxPackets
-		f.usedPath(p)
-		for _, a := range slices.Clone(p.addrs) {
-			f.neighStep(neigh.Used{IP: a})
-		}
+		f.used(p)
 	}
 	f.counted = f.now
 	for f.atCapacity && len(f.conns.byID) >= f.leaveAt() && f.letIdleGo() { // each call ends one connection

@@ -261,15 +261,14 @@ func (f *Interface) enqueue(p *peer, pkt []byte) {
 	switch {
 	case len(p.queue) >= f.opt.queuePackets() || p.queueOctets+len(pkt) > f.opt.queueOctets():
 		f.count(dropQueueFull)
-		return
 	case f.peers.queued+len(pkt) > maxQueuedOctets:
 		f.count(dropQueueTotal)
-		return
+	default:
+		p.queue = append(p.queue, pkt)
+		p.queueOctets += len(pkt)
+		f.peers.queued += len(pkt)
+		f.count(nQueued)
 	}
-	p.queue = append(p.queue, pkt)
-	p.queueOctets += len(pkt)
-	f.peers.queued += len(pkt)
-	f.count(nQueued)
 }
 
 // takeQueue empties p's queue.
@@ -278,6 +277,14 @@ func (f *Interface) takeQueue(p *peer) [][]byte {
 	f.peers.queued -= p.queueOctets
 	p.queue, p.queueOctets = nil, 0
 	return q
+}
+
+// sendQueue sends what waits for p on the connection that is up.
+func (f *Interface) sendQueue(p *peer) {
+	for _, pkt := range f.takeQueue(p) {
+		f.count(nQueueSent)
+		f.sendPeer(p, pkt)
+	}
 }
 
 // dropQueue gives up what waits for p, because p itself is given up.

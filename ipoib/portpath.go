@@ -167,20 +167,11 @@ func (f *Interface) askAgain() {
 	if f.fab.state != sa.StateReady {
 		return
 	}
-	for _, p := range f.pathsInOrder() {
+	for _, p := range f.fab.unused.Values() {
 		if p.stale {
 			f.askPath(p)
 		}
 	}
-}
-
-// pathsInOrder returns the paths, least recently used first. The callers act on each of them, and
-// the order of the actions must not be that of a map.
-func (f *Interface) pathsInOrder() (all []*portPath) {
-	for p := f.fab.unused.Oldest(); p != nil; p = p.Newer() {
-		all = append(all, p)
-	}
-	return all
 }
 
 // pathFound takes a path from the administrator, and sends what has waited for it.
@@ -278,7 +269,7 @@ func (f *Interface) dropPaths() {
 	if f.fab == nil {
 		return
 	}
-	for _, p := range f.pathsInOrder() {
+	for _, p := range f.fab.unused.Values() {
 		f.n[dropNoPath] += uint64(len(f.takeJobs(p)))
 	}
 }

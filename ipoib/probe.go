@@ -239,8 +239,5 @@ func (f *Interface) usedPath(p *peer) {
 // proven lets packets go on c: a probe of their size has been answered.
 func (f *Interface) proven(c *conn) {
 	c.unproven = false
-	for _, pkt := range f.takeQueue(c.peer) {
-		f.count(nQueueSent)
-		f.sendPeer(c.peer, pkt)
-	}
+	f.sendQueue(c.peer)
 }

@@ -24,9 +24,7 @@ type Reconfigure struct {
 	MaxConns, MaxPeers int
 }
 
-func (Reconfigure) event() {}
-
-func (f *Interface) reconfigure(ev Reconfigure) {
+func (ev Reconfigure) step(f *Interface) {
 	f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("settings changed: mode %v, Receive MTU %d", ev.Mode, ev.ReceiveMTU)})
 	mode := ev.Mode != f.opt.Mode
 	f.opt.Mode, f.opt.ReceiveMTU, f.opt.Idle, f.opt.Allow = ev.Mode, ev.ReceiveMTU, ev.Idle, ev.Allow

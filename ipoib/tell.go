@@ -3,7 +3,6 @@ package ipoib
 import (
 	"cmp"
 	"fmt"
-	"time"
 
 	"ipoibcm/neigh"
 	"ipoibcm/wire/encap"
@@ -14,25 +13,13 @@ import (
 // them anyway.
 const tellsPerSecond = 64
 
-// tells is the budget of notes about drops.
-type tells struct {
-	used float64   // notes written, less tellsPerSecond for each second since
-	at   time.Time // when used was last reduced
-}
-
 // mayTell reports whether a note about one more drop may be written. It counts the refused notes.
 func (f *Interface) mayTell() bool {
-	t := &f.tells
-	if d := f.now.Sub(t.at); d > 0 {
-		t.used = max(0, t.used-d.Seconds()*tellsPerSecond)
-		t.at = f.now
-	}
-	if t.used+1 > 2*tellsPerSecond {
+	may := f.tells.Take(f.now, tellsPerSecond, 2*tellsPerSecond)
+	if !may {
 		f.count(nUntold)
-		return false
 	}
-	t.used++
-	return true
+	return may
 }
 
 // refusals has texts for those reasons of neigh whose names are not clear enough.

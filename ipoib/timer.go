@@ -119,8 +119,7 @@ func (f *Interface) idleEnd(c *conn) time.Time {
 
 // peerDue returns when wake has something to do for p; zero means never.
 func (f *Interface) peerDue(p *peer) time.Time {
-	t := earliest(p.waitUntil, p.holdUntil)
-	t = earliest(t, p.searchDue())
+	t := earliest(p.waitUntil, p.holdUntil, p.searchDue())
 	if p.tx != nil {
 		t = earliest(t, f.idleAt(p.tx))
 	}

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"ipoibcm/neigh"
+	"ipoibcm/ratelimit"
 	"ipoibcm/wire/ip"
 )
 
@@ -25,17 +26,9 @@ const (
 )
 
 // unreachable bounds the ICMP messages that tell senders that a neighbour does not answer: there
-// are no more than the kernel would send.
-type unreachable struct {
-	neighbours, senders map[netip.Addr]*allowance
-	swept               time.Time
-}
-
-// An allowance counts the messages sent of late to one sender, or about one neighbour.
-type allowance struct {
-	spent float64   // messages sent, less the rate for each second since
-	at    time.Time // when spent was last reduced
-}
+// are no more than the kernel would send. A bucket counts the messages sent of late to one sender,
+// or about one neighbour.
+type unreachable struct{ neighbours, senders ratelimit.Buckets[netip.Addr] }
 
 // unreached answers a packet with ICMP if neigh drops it because nobody answers for its next
 // hop.
@@ -60,49 +53,17 @@ func (f *Interface) unreached(a neigh.Discard) {
 // allow reports whether sender src may be told of a. local says that the sender is this
 // host.
 func (u *unreachable) allow(now time.Time, a neigh.Discard, src netip.Addr, local bool) bool {
-	if u.neighbours == nil {
-		u.neighbours, u.senders = map[netip.Addr]*allowance{}, map[netip.Addr]*allowance{}
-	}
-	if !local {
-		return u.take(u.senders, now, src, forwardedRate, forwardedBurst)
-	}
-	if a.Reason == neigh.DropUnresolved {
+	switch {
+	case !local:
+		return takeOf(&u.senders, now, src, forwardedRate, forwardedBurst)
+	case a.Reason == neigh.DropUnresolved:
 		return true // at most one for each packet that has waited, each time a resolution fails
 	}
-	return u.take(u.neighbours, now, a.IP, unreachableRate, unreachableRate)
+	return takeOf(&u.neighbours, now, a.IP, unreachableRate, unreachableRate)
 }
 
-func (u *unreachable) take(m map[netip.Addr]*allowance, now time.Time, key netip.Addr, rate, burst float64) bool {
-	b := m[key]
-	if b == nil {
-		if len(m) >= maxUnreachable && (!u.sweep(now) || len(m) >= maxUnreachable) {
-			return false
-		}
-		b = &allowance{at: now}
-		m[key] = b
-	}
-	b.spent = max(0, b.spent-now.Sub(b.at).Seconds()*rate)
-	b.at = now
-	if b.spent+1 > burst {
-		return false
-	}
-	b.spent++
-	return true
-}
-
-// sweep forgets allowances that have had no message for so long that nothing is spent. It runs
-// once a second at most, and reports whether it did.
-func (u *unreachable) sweep(now time.Time) bool {
-	if now.Sub(u.swept) < time.Second {
-		return false
-	}
-	u.swept = now
-	for _, m := range []map[netip.Addr]*allowance{u.neighbours, u.senders} {
-		for key, b := range m { // what is deleted does not depend on the order
-			if now.Sub(b.at) > forwardedBurst/forwardedRate*time.Second {
-				delete(m, key)
-			}
-		}
-	}
-	return true
+// takeOf takes a message from the bucket of key, and reports whether there was one.
+func takeOf(all *ratelimit.Buckets[netip.Addr], now time.Time, key netip.Addr, rate, burst float64) bool {
+	b := all.Get(now, key, rate, maxUnreachable)
+	return b != nil && b.Take(now, rate, burst)
 }

@@ -107,7 +107,7 @@ func TestUnreachableForwarded(t *testing.T) {
 	for i := range 2 * maxUnreachable {
 		forward(netip.AddrFrom4([4]byte{198, 18, byte(i >> 8), byte(i)}).String(), 1)
 	}
-	if got := len(a.f.unreachable.senders); got > maxUnreachable {
+	if got := a.f.unreachable.senders.Len(); got > maxUnreachable {
 		t.Errorf("%d senders on record, want %d at most", got, maxUnreachable)
 	}
 	w.run(10 * time.Second)

@@ -30,6 +30,15 @@ func (l *List[T, P]) Oldest() *T { return l.oldest }
 // Len returns the number of values.
 func (l *List[T, P]) Len() int { return l.n }
 
+// Values returns the values, the one that was used longest ago first.
+func (l *List[T, P]) Values() []*T {
+	all := make([]*T, 0, l.n)
+	for v := l.oldest; v != nil; v = P(v).links().newer {
+		all = append(all, v)
+	}
+	return all
+}
+
 // Push adds v, which must be in no list, as the value that was used last.
 func (l *List[T, P]) Push(v *T) {
 	*P(v).links() = Links[T]{older: l.newest}

@@ -20,13 +20,10 @@ type Budget struct {
 // SmallReceive is the Receive MTU offered to UC connections past the limit: 16384 and the header.
 const SmallReceive = 16384 + headerLen
 
-func (b *Budget) limit() int { return cmp.Or(b.Limit, 64<<20) }
-func (b *Budget) ring() int  { return cmp.Or(b.Ring, 16) }
-
 // Take returns the Receive MTU for one more UC connection and books its ring.
 func (b *Budget) Take() uint32 {
 	m := cmp.Or(b.Full, DefaultReceive)
-	if b.used+b.octets(m) > int64(b.limit()) {
+	if b.used+b.octets(m) > int64(cmp.Or(b.Limit, 64<<20)) {
 		m = min(m, cmp.Or(b.Small, SmallReceive))
 	}
 	b.used += b.octets(m)
@@ -40,4 +37,4 @@ func (b *Budget) Release(receive uint32) { b.used = max(0, b.used-b.octets(recei
 func (b *Budget) Used() int64 { return b.used }
 
 // octets returns the octets of one ring with this Receive MTU.
-func (b *Budget) octets(receive uint32) int64 { return int64(b.ring()) * int64(receive) }
+func (b *Budget) octets(receive uint32) int64 { return int64(cmp.Or(b.Ring, 16)) * int64(receive) }

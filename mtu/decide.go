@@ -32,19 +32,7 @@ const (
 
 // String prints the verdict in a word.
 func (v Verdict) String() string {
-	switch v {
-	case Send:
-		return "send"
-	case Wait:
-		return "wait"
-	case Fragment:
-		return "fragment"
-	case TooBig:
-		return "too big"
-	case Discard:
-		return "discard"
-	}
-	return "none"
+	return [...]string{"none", "send", "wait", "fragment", "too big", "discard"}[min(v, Discard)]
 }
 
 // A Decision is a verdict with its details. wire/ip builds the ICMP message, and knows which
@@ -67,15 +55,7 @@ const (
 
 // String prints the reason as metrics name it.
 func (r Reason) String() string {
-	switch r {
-	case ReasonBroadcast:
-		return "oversize_broadcast"
-	case ReasonGroupDF:
-		return "oversize_group_df"
-	case ReasonMinimum:
-		return "below_minimum_mtu"
-	}
-	return "none"
+	return [...]string{"none", "oversize_broadcast", "oversize_group_df", "below_minimum_mtu"}[min(r, ReasonMinimum)]
 }
 
 var limitedBroadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
@@ -84,14 +64,13 @@ var limitedBroadcast = netip.AddrFrom4([4]byte{255, 255, 255, 255})
 // 7.2). It treats packets to a gateway and to a neighbour alike. The routes to both show the MTU,
 // so most senders send nothing larger.
 func Decide(p Packet, h NextHop) Decision {
-	if p.Len <= h.MTU {
-		return Decision{Verdict: Send}
-	}
-	if p.Len <= h.Pending {
-		return Decision{Verdict: Wait}
-	}
 	m := max(h.MTU, h.Pending)
-	if p.Dst.Is4() {
+	switch {
+	case p.Len <= h.MTU:
+		return Decision{Verdict: Send}
+	case p.Len <= m:
+		return Decision{Verdict: Wait}
+	case p.Dst.Is4():
 		d := decide4(p, m)
 		if d.Verdict == Fragment && d.MTU > h.MTU {
 			// The present path does not carry such fragments. How large they may be is certain only
@@ -99,10 +78,9 @@ func Decide(p Packet, h NextHop) Decision {
 			return Decision{Verdict: Wait}
 		}
 		return d
-	}
-	// The kernel ignores a too-big message that names less than 1280, and IPv6 does not belong on
-	// such a link.
-	if m < MinIPv6 {
+	case m < MinIPv6:
+		// The kernel ignores a too-big message that names less than 1280, and IPv6 does not belong
+		// on such a link.
 		return Decision{Verdict: Discard, Reason: ReasonMinimum}
 	}
 	return Decision{Verdict: TooBig, MTU: m} // multicast too: RFC 4443 section 2.4 (e.3)

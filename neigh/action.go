@@ -65,19 +65,7 @@ const (
 
 // String prints the reason in a word.
 func (r ExpireReason) String() string {
-	switch r {
-	case ExpireUnused:
-		return "unused"
-	case ExpireUnreachable:
-		return "unreachable"
-	case ExpireForgotten:
-		return "forgotten"
-	case ExpireEvicted:
-		return "evicted"
-	case ExpireOwn:
-		return "own address"
-	}
-	return "none"
+	return [...]string{"none", "unused", "unreachable", "forgotten", "evicted", "own address"}[min(r, ExpireOwn)]
 }
 
 // Deliver hands back a packet that waited, or whose next hop was known already. The driver

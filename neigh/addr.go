@@ -51,149 +51,149 @@ type ownAddr struct {
 
 // addAddr takes an address into use at once and looks for duplicates meanwhile
 // (RFC 4429), because the kernel already uses it.
-func (t *Table) addAddr(dst []Action, now time.Time, p netip.Prefix) []Action {
+func (t *Table) addAddr(p netip.Prefix) {
 	a := plain(p.Addr())
 	if !p.IsValid() || !unicast(a) {
-		return dst
+		return
 	}
 	p = netip.PrefixFrom(a, min(p.Bits(), a.BitLen()))
 	if o := t.own[a]; o != nil {
 		o.prefix = p
-		return dst
+		return
 	}
 	if len(t.addrs) >= t.o.maxAddrs() {
 		t.drop(DropOwnAddrsFull)
 		t.o.Log.Warn("too many addresses, this one is not answered for", "ip", a, "max", t.o.maxAddrs())
-		return dst
+		return
 	}
 	if e := t.entries[a]; e != nil {
-		dst = t.remove(dst, e, ExpireOwn, DropOwnAddress)
+		t.remove(e, ExpireOwn, DropOwnAddress)
 	}
 	o := &ownAddr{ip: a, prefix: p}
 	o.timer.own = o
 	t.own[a] = o
 	i, _ := slices.BinarySearchFunc(t.addrs, a, func(o *ownAddr, a netip.Addr) int { return o.ip.Compare(a) })
 	t.addrs = slices.Insert(t.addrs, i, o)
-	return t.detect(dst, now, o)
+	t.detect(o)
 }
 
-func (t *Table) removeAddr(dst []Action, now time.Time, a netip.Addr) []Action {
+func (t *Table) removeAddr(a netip.Addr) {
 	o := t.own[a]
 	if o == nil {
-		return dst
+		return
 	}
 	t.timers.Stop(&o.timer)
 	delete(t.own, a)
 	if t.o.AskOthers {
 		// The kernel reports the removal of an address before it removes the address's local route.
 		// Asked before that, it would answer that the host still has the address.
-		t.asked[a] = &other{until: now.Add(goneTime)}
+		t.asked[a] = &other{until: t.now.Add(goneTime)}
 	}
 	t.addrs = slices.DeleteFunc(t.addrs, func(x *ownAddr) bool { return x == o })
-	if o.state != AddrReady || o.contested.IsZero() || now.Sub(o.contested) > contestedTime {
-		return dst
+	if o.state != AddrReady || o.contested.IsZero() || t.now.Sub(o.contested) > contestedTime {
+		return
 	}
 	// Another host waits for the address. A query of ours for it shows that host that we
 	// no longer have it, so that it need not wait until its pause is over.
-	src := t.source(a, netip.Addr{})
-	if src == nil {
-		return dst
+	if src := t.source(a, netip.Addr{}); src != nil {
+		t.n.Queries++
+		t.sendQuery(src, a, Dest{Broadcast: true})
 	}
-	t.n.Queries++
-	return t.sendQuery(dst, src, a, Dest{Broadcast: true})
 }
 
 // reannounce announces our verified addresses, and begins detection anew for all others: those
 // found duplicate may be free now.
-func (t *Table) reannounce(dst []Action, now time.Time) []Action {
+func (t *Table) reannounce() {
 	for _, o := range t.addrs {
 		if o.state == AddrReady {
 			o.announces = announces
-			dst = t.announce(dst, now, o)
+			t.announce(o)
 		} else {
-			dst = t.detect(dst, now, o)
+			t.detect(o)
 		}
 	}
-	return dst
 }
 
 // setRouter changes the R flag and announces it. Neighbours that have us as a default router
 // must hear when we are no router any more (RFC 4861 section 7.2.5).
-func (t *Table) setRouter(dst []Action, now time.Time, on bool) []Action {
+func (t *Table) setRouter(on bool) {
 	if t.router == on {
-		return dst
+		return
 	}
 	t.router = on
 	for _, o := range t.addrs {
 		if o.state == AddrReady && o.ip.Is6() {
 			o.announces = announces
-			dst = t.announce(dst, now, o)
+			t.announce(o)
 		}
 	}
-	return dst
 }
 
 // detect starts duplicate address detection. Without a link-layer address of our
 // own it waits for SetLinkAddr.
-func (t *Table) detect(dst []Action, now time.Time, o *ownAddr) []Action {
+func (t *Table) detect(o *ownAddr) {
 	o.state, o.probes, o.pauses, o.by = AddrOptimistic, 0, 0, encap.LinkAddr{}
 	t.timers.Stop(&o.timer)
-	if !validLink(t.link) {
-		return dst
+	if validLink(t.link) {
+		t.addrTimer(o)
 	}
-	return t.addrTimer(dst, now, o)
 }
 
-func (t *Table) addrTimer(dst []Action, now time.Time, o *ownAddr) []Action {
+func (t *Table) addrTimer(o *ownAddr) {
 	switch {
 	case o.state == AddrReady && o.announces > 0:
-		return t.announce(dst, now, o)
+		t.announce(o)
 	case o.state == AddrReady:
-		return dst
 	case o.probes >= t.o.dadProbes():
-		return t.verified(dst, now, o)
+		t.verified(o)
+	default:
+		t.probeOwn(o)
 	}
-	// RFC 4862 has one probe after a random wait. We send three by default, because a broadcast may
-	// be lost, and without that wait: after a restart, peers learn our new QPN only from the
-	// announcement that follows the probes. The fabric answers in microseconds.
+}
+
+// probeOwn asks whether another host has o. RFC 4862 has one probe after a random wait. We send
+// three by default, because a broadcast may be lost, and without that wait: after a restart, peers
+// learn our new QPN only from the announcement that follows the probes. The fabric answers in
+// microseconds.
+func (t *Table) probeOwn(o *ownAddr) {
 	o.probes++
 	t.n.DADProbes++
 	i := t.o.dadInterval()
-	t.set(&o.timer, now.Add(i*3/4+time.Duration(t.o.Rand.Int64N(int64(i)/2+1))))
+	t.set(&o.timer, t.now.Add(i*3/4+time.Duration(t.o.Rand.Int64N(int64(i)/2+1))))
 	if o.ip.Is4() {
-		return t.sendARP(dst, arp.NewProbe(t.link, o.ip), Dest{Broadcast: true, Later: true})
+		t.send(encap.ARP, arp.NewProbe(t.link, o.ip), Dest{Broadcast: true, Later: true})
+	} else {
+		t.send(encap.IPv6, nd.NewDAD(o.ip), Dest{Broadcast: true, Later: true})
 	}
-	return t.sendNS(dst, nd.NewDAD(o.ip), Dest{Broadcast: true, Later: true})
 }
 
-func (t *Table) verified(dst []Action, now time.Time, o *ownAddr) []Action {
+func (t *Table) verified(o *ownAddr) {
 	o.state, o.announces, o.probes, o.pauses = AddrReady, announces, 0, 0
 	o.defended = time.Time{}
-	dst = append(dst, AddrVerified{IP: o.ip})
-	return t.announce(dst, now, o)
+	t.act(AddrVerified{IP: o.ip})
+	t.announce(o)
 }
 
-func (t *Table) announce(dst []Action, now time.Time, o *ownAddr) []Action {
+func (t *Table) announce(o *ownAddr) {
 	t.timers.Stop(&o.timer)
 	if !validLink(t.link) {
-		return dst
+		return
 	}
+	o.announces = max(0, o.announces-1)
 	if o.announces > 0 {
-		o.announces--
+		t.set(&o.timer, t.now.Add(announceInterval))
 	}
-	if o.announces > 0 {
-		t.set(&o.timer, now.Add(announceInterval))
-	}
-	return t.sendAnnouncement(dst, now, o)
+	t.sendAnnouncement(o)
 }
 
-func (t *Table) sendAnnouncement(dst []Action, now time.Time, o *ownAddr) []Action {
+func (t *Table) sendAnnouncement(o *ownAddr) {
 	t.n.Announces++
-	o.announced = now
+	o.announced = t.now
 	if o.ip.Is4() {
-		return t.sendARP(dst, arp.NewAnnouncement(t.link, o.ip), Dest{Broadcast: true, Later: true})
+		t.send(encap.ARP, arp.NewAnnouncement(t.link, o.ip), Dest{Broadcast: true, Later: true})
+	} else {
+		t.send(encap.IPv6, nd.NewAnnouncement(o.ip, t.link, t.router), Dest{Group: ip.AllNodes, Later: true})
 	}
-	return t.sendNA(dst, nd.NewAnnouncement(o.ip, t.link, t.router), Dest{Group: ip.AllNodes, Later: true})
 }
 
 // claimed handles a claim of another host to own address o. While detection runs we give o up. Once
@@ -201,75 +201,76 @@ func (t *Table) sendAnnouncement(dst []Action, now time.Time, o *ownAddr) []Acti
 // we give o up until a detection finds it free (RFC 5227 section 2.4 (b)), because otherwise both
 // hosts would announce it for ever. So the last host to announce an address has it. We do not give
 // o up for a copy of the first claim, within ten seconds of insist, or without detection.
-func (t *Table) claimed(dst []Action, now time.Time, o *ownAddr, by encap.LinkAddr) []Action {
+func (t *Table) claimed(o *ownAddr, by encap.LinkAddr) {
 	o.by = by
 	switch o.state {
 	case AddrDuplicate:
 		if o.detecting() { // not merely between two detections
-			t.pause(now, o)
+			t.pause(o)
 		}
 	case AddrOptimistic:
-		return t.duplicate(dst, now, o, false)
+		t.duplicate(o, false)
 	case AddrReady:
 		o.conflicts++
-		o.contested = now
+		o.contested = t.now
 		t.n.Conflicts++
-		switch last := now.Sub(o.defended); {
+		switch last := t.now.Sub(o.defended); {
 		case o.defended.IsZero() || last >= defendInterval:
-		case last < claimRepeat || now.Sub(o.insisted) < defendInterval:
-			return dst // a copy of the last claim, or the other host has to yield
+			t.defend(o)
+		case last < claimRepeat || t.now.Sub(o.insisted) < defendInterval:
+			// a copy of the last claim, or the other host has to yield
 		case t.o.dadProbes() == 0:
-			return dst // without detection nothing would ever find o free
+			// without detection nothing would ever find o free
 		default:
-			return t.duplicate(dst, now, o, true)
+			t.duplicate(o, true)
 		}
-		o.defended = now
-		t.o.Log.Warn("another host claims our address", "ip", o.ip, "by", by)
-		dst = append(dst, Conflict{IP: o.ip, By: by})
-		if !validLink(t.link) {
-			return dst
-		}
-		return t.sendAnnouncement(dst, now, o)
 	}
-	return dst
+}
+
+// defend announces o, which another host claims.
+func (t *Table) defend(o *ownAddr) {
+	o.defended = t.now
+	t.o.Log.Warn("another host claims our address", "ip", o.ip, "by", o.by)
+	t.act(Conflict{IP: o.ip, By: o.by})
+	if validLink(t.link) {
+		t.sendAnnouncement(o)
+	}
 }
 
 // duplicate gives o up until a detection finds it free.
-func (t *Table) duplicate(dst []Action, now time.Time, o *ownAddr, yielded bool) []Action {
+func (t *Table) duplicate(o *ownAddr, yielded bool) {
 	o.state, o.announces, o.pauses = AddrDuplicate, 0, 0
 	t.n.Duplicates++
 	t.o.Log.Warn("address is in use elsewhere", "ip", o.ip, "by", o.by, "yielded", yielded)
-	t.pause(now, o)
-	return append(dst, Duplicate{IP: o.ip, By: o.by, Yielded: yielded})
+	t.pause(o)
+	t.act(Duplicate{IP: o.ip, By: o.by, Yielded: yielded})
 }
 
 // pause sets the timer for the next detection of duplicate o. Each pause is twice the one before,
 // up to longestPause. Half of it is random, because two hosts that detect at the same time both
 // lose.
-func (t *Table) pause(now time.Time, o *ownAddr) {
+func (t *Table) pause(o *ownAddr) {
 	p := min(firstPause<<min(o.pauses, 16), longestPause)
 	o.probes = 0
 	o.pauses++
-	t.set(&o.timer, now.Add(p/2+time.Duration(t.o.Rand.Int64N(int64(p/2)+1))))
+	t.set(&o.timer, t.now.Add(p/2+time.Duration(t.o.Rand.Int64N(int64(p/2)+1))))
 }
 
 // released begins a detection of duplicate o at once: the other host has shown that it does not
 // have the address, or is gone.
-func (t *Table) released(dst []Action, now time.Time, o *ownAddr) []Action {
-	if o.state != AddrDuplicate || o.detecting() {
-		return dst
+func (t *Table) released(o *ownAddr) {
+	if o.state == AddrDuplicate && !o.detecting() {
+		t.addrTimer(o)
 	}
-	return t.addrTimer(dst, now, o)
 }
 
 // releasedBy calls released for all own addresses that the host at link was the last to claim.
-func (t *Table) releasedBy(dst []Action, now time.Time, link encap.LinkAddr) []Action {
+func (t *Table) releasedBy(link encap.LinkAddr) {
 	for _, o := range t.addrs {
 		if o.by.Key() == link.Key() {
-			dst = t.released(dst, now, o)
+			t.released(o)
 		}
 	}
-	return dst
 }
 
 // insist takes o into use although another host may have it, because a program on this host claims
@@ -277,20 +278,20 @@ func (t *Table) releasedBy(dst []Action, now time.Time, link encap.LinkAddr) []A
 // further Insist announces the address again, at least 3/4 of lockTime after the last announcement:
 // neighbours that had just heard another claim ignored the first one. For an address that was
 // verified without insist, it does nothing.
-func (t *Table) insist(dst []Action, now time.Time, o *ownAddr) []Action {
+func (t *Table) insist(o *ownAddr) {
 	if o == nil || !validLink(t.link) {
-		return dst
+		return
 	}
-	recent := !o.insisted.IsZero() && now.Sub(o.insisted) < defendInterval
+	recent := !o.insisted.IsZero() && t.now.Sub(o.insisted) < defendInterval
 	switch {
-	case o.state == AddrReady && recent && now.Sub(o.announced) >= lockTime*3/4:
-		return t.sendAnnouncement(dst, now, o)
+	case o.state == AddrReady && recent && t.now.Sub(o.announced) >= lockTime*3/4:
+		t.sendAnnouncement(o)
 	case o.state == AddrReady, recent:
-		return dst
+	default:
+		o.insisted = t.now
+		t.o.Log.Info("address is ours although it is in use elsewhere", "ip", o.ip, "by", o.by)
+		t.verified(o)
 	}
-	o.insisted = now
-	t.o.Log.Info("address is ours although it is in use elsewhere", "ip", o.ip, "by", o.by)
-	return t.verified(dst, now, o)
 }
 
 // sourceOf returns the source of an IP packet; zero if pkt is none.

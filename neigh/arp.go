@@ -1,26 +1,28 @@
 package neigh
 
 import (
+	"encoding"
 	"net/netip"
-	"time"
 
 	"ipoibcm/rtnl"
 	"ipoibcm/wire/arp"
 	"ipoibcm/wire/encap"
 )
 
-func (t *Table) sendARP(dst []Action, p arp.Packet, to Dest) []Action {
-	b, err := p.AppendBinary(make([]byte, 0, arp.Len))
+// send sends message m of protocol as.
+func (t *Table) send(as encap.EtherType, m encoding.BinaryAppender, to Dest) {
+	b, err := m.AppendBinary(nil)
 	if err != nil {
-		panic("neigh: " + err.Error()) // only IPv4 comes here
+		panic("neigh: " + err.Error()) // an address of the other family
 	}
-	return append(dst, SendUD{To: to, EtherType: encap.ARP, Payload: b})
+	t.act(SendUD{To: to, EtherType: as, Payload: b})
 }
 
-func (t *Table) recvARP(dst []Action, now time.Time, from encap.LinkAddr, b []byte) []Action {
+func (t *Table) recvARP(from encap.LinkAddr, b []byte) {
 	var p arp.Packet
 	if p.UnmarshalBinary(b) != nil {
-		return t.refuse(dst, DropMalformed, netip.Addr{}, encap.LinkAddr{}, from)
+		t.refuse(DropMalformed, netip.Addr{}, encap.LinkAddr{}, from)
+		return
 	}
 	if p.Op == arp.Request {
 		t.n.RecvQueries++
@@ -29,66 +31,80 @@ func (t *Table) recvARP(dst []Action, now time.Time, from encap.LinkAddr, b []by
 	}
 	probe := p.IsProbe()
 	if !validLink(p.Sender) || !probe && !unicast(p.SenderIP) {
-		return t.refuse(dst, DropBadSender, p.SenderIP, p.Sender, from)
+		t.refuse(DropBadSender, p.SenderIP, p.Sender, from)
+		return
 	}
-	dst, done := t.disputed(dst, now, p.SenderIP, p.Sender, from)
-	if done {
-		return dst
+	if t.disputed(p.SenderIP, p.Sender, from) {
+		return
 	}
 	// RFC 826: the sender's pair updates what we know, whatever the packet is.
-	known := false
-	if e := t.entries[p.SenderIP]; e != nil && !probe {
-		known = true
-		dst = t.known(dst, now, e, p.Sender, p.Op == arp.Reply && p.Target.Key() == t.link.Key())
-	}
-	if p.Op == arp.Request && p.SenderIP != p.TargetIP {
-		dst = t.asks(dst, now, p.TargetIP, p.Sender)
+	e := t.entries[p.SenderIP]
+	known := e != nil && !probe
+	if known {
+		t.known(e, p.Sender, p.Op == arp.Reply && p.Target.Key() == t.link.Key())
 	}
 	if p.Op == arp.Reply {
 		if !known {
 			t.drop(DropUnsolicited)
 		}
-		return dst
+		return
 	}
-	return t.answerARP(dst, now, p, known)
+	if p.SenderIP != p.TargetIP {
+		t.asks(p.TargetIP, p.Sender)
+	}
+	t.answerARP(p, known)
 }
 
-func (t *Table) answerARP(dst []Action, now time.Time, p arp.Packet, known bool) []Action {
+func (t *Table) answerARP(p arp.Packet, known bool) {
 	o := t.own[p.TargetIP]
 	if o == nil {
-		dst, as := t.others(dst, now, p.TargetIP, question{arp: p})
-		if as != rtnl.AnswerNot {
-			return t.answerOtherARP(dst, now, p, as)
-		}
-		if !known {
+		if as := t.others(p.TargetIP, question{arp: p}); as != rtnl.AnswerNot {
+			t.answerOtherARP(p, as)
+		} else if !known {
 			t.drop(DropNotForUs)
 		}
-		return dst
-	}
-	if why, ok := t.limit.allow(now, p.Sender); !ok {
-		t.drop(why)
-		return dst
+		return
 	}
 	probe := p.IsProbe()
-	if probe && o.detecting() {
-		// Both hosts look for duplicates at the same time: neither may have the address
-		// (RFC 5227 section 2.1.1).
-		return t.claimed(dst, now, o, p.Sender)
-	}
-	if o.state == AddrDuplicate {
-		if !probe && p.Sender.Key() == o.by.Key() {
-			return t.released(dst, now, o) // a host that has the address does not ask for it
-		}
-		t.drop(DropDuplicate)
-		return dst
-	}
-	if probe {
-		o.contested = now
+	if !t.answers(o, p.Sender, probe) {
+		return
 	}
 	if !known && !probe {
 		// A host that asks for us is about to talk to us (RFC 826).
-		dst = t.learn(dst, now, p.SenderIP, p.Sender)
+		t.learn(p.SenderIP, p.Sender)
 	}
 	t.n.Answers++
-	return t.sendARP(dst, p.ReplyFrom(t.link), Dest{LinkAddr: p.Sender})
+	t.send(encap.ARP, p.ReplyFrom(t.link), Dest{LinkAddr: p.Sender})
+}
+
+// answers reports whether we answer a question for o from the host at by. probe says that the
+// host looks for duplicates.
+func (t *Table) answers(o *ownAddr, by encap.LinkAddr, probe bool) bool {
+	switch {
+	case !t.allowed(by):
+	case probe && o.detecting():
+		// Both hosts look for duplicates at the same time: neither may have the address (RFC 5227
+		// section 2.1.1, RFC 4862 section 5.4.3).
+		t.claimed(o, by)
+	case o.state == AddrDuplicate && !probe && by.Key() == o.by.Key():
+		t.released(o) // a host that has the address does not ask for it
+	case o.state == AddrDuplicate:
+		t.drop(DropDuplicate)
+	default:
+		if probe {
+			o.contested = t.now
+		}
+		return true
+	}
+	return false
+}
+
+// allowed reports whether we act on one more request from the host at by. It counts one that is
+// refused.
+func (t *Table) allowed(by encap.LinkAddr) bool {
+	why, ok := t.limit.allow(t.now, by)
+	if !ok {
+		t.drop(why)
+	}
+	return ok
 }

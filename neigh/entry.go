@@ -62,94 +62,89 @@ func (t *Table) snapshot(e *entry) Neighbor {
 	return n
 }
 
-func (t *Table) resolve(dst []Action, now time.Time, ip netip.Addr, pkt []byte, src netip.Addr) []Action {
+func (t *Table) resolve(ip netip.Addr, pkt []byte, src netip.Addr) {
 	if pkt != nil {
 		src = sourceOf(pkt)
 	}
+	e := t.entries[ip]
+	if e != nil {
+		t.use(e)
+	}
+	unknown := e == nil || e.state == StateFailed
 	switch {
 	case !unicast(ip):
-		return t.discard(dst, ip, pkt, DropNotUnicast)
+		t.discard(ip, pkt, DropNotUnicast)
 	case t.own[ip] != nil:
-		return t.discard(dst, ip, pkt, DropOwnAddress)
-	}
-	e := t.entries[ip]
-	if e == nil {
-		if t.source(ip, src) == nil {
-			return t.discard(dst, ip, pkt, DropNoSource)
-		}
-		if dst, e = t.add(dst, ip, false); e == nil {
-			return t.discard(dst, ip, pkt, DropTableFull)
-		}
-		t.setState(now, e, StateIncomplete)
-		t.use(now, e)
-		dst = t.enqueue(dst, e, pkt)
-		return t.query(dst, now, e, src)
-	}
-	t.use(now, e)
-	switch {
+		t.discard(ip, pkt, DropOwnAddress)
+	case unknown && e != nil && e.held && t.since(e.since) < t.o.holdDown():
+		t.discard(ip, pkt, DropHeldDown)
+	case unknown && t.source(ip, src) == nil:
+		t.discard(ip, pkt, DropNoSource)
+	case unknown:
+		t.ask(ip, pkt, src)
 	case e.state == StateIncomplete:
-		return t.enqueue(dst, e, pkt)
-	case e.state == StateFailed && e.held && t.since(now, e.since) < t.o.holdDown():
-		return t.discard(dst, ip, pkt, DropHeldDown)
-	case e.state == StateFailed && t.source(ip, src) == nil:
-		return t.discard(dst, ip, pkt, DropNoSource)
-	case e.state == StateFailed:
-		t.setState(now, e, StateIncomplete)
-		dst = t.enqueue(dst, e, pkt)
-		return t.query(dst, now, e, src)
-	case pkt == nil:
-		return dst
+		t.enqueue(e, pkt)
+	case pkt != nil:
+		t.act(Deliver{IP: ip, LinkAddr: e.link, Packet: pkt})
 	}
-	return append(dst, Deliver{IP: ip, LinkAddr: e.link, Packet: pkt})
 }
 
-func (t *Table) discard(dst []Action, ip netip.Addr, pkt []byte, why Drop) []Action {
-	if pkt == nil {
-		return dst
+// ask begins a resolution, for which pkt waits.
+func (t *Table) ask(ip netip.Addr, pkt []byte, src netip.Addr) {
+	e := t.entries[ip]
+	if e == nil {
+		if e = t.add(ip, false); e == nil {
+			t.discard(ip, pkt, DropTableFull)
+			return
+		}
 	}
-	t.drop(why)
-	return append(dst, Discard{IP: ip, Packet: pkt, Reason: why})
+	t.setState(e, StateIncomplete)
+	t.use(e)
+	t.enqueue(e, pkt)
+	t.query(e, src)
+}
+
+func (t *Table) discard(ip netip.Addr, pkt []byte, why Drop) {
+	if pkt != nil {
+		t.drop(why)
+		t.act(Discard{IP: ip, Packet: pkt, Reason: why})
+	}
 }
 
 // add makes an entry without state. It evicts another if the table is full, or if heard is set and
 // such entries fill half of the table. It returns a nil entry if none can be evicted. heard means
 // that nobody has asked for the neighbour: it spoke first.
-func (t *Table) add(dst []Action, ip netip.Addr, heard bool) ([]Action, *entry) {
+func (t *Table) add(ip netip.Addr, heard bool) *entry {
 	switch full := len(t.entries) >= t.o.maxNeighbors(); {
 	case heard && t.heard.Len() >= max(1, t.o.maxNeighbors()/2):
-		dst = t.evict(dst, t.heard.Oldest())
-	case full:
-		victim := t.victim()
-		if victim == nil {
-			return dst, nil
-		}
-		dst = t.evict(dst, victim)
+		t.evict(t.heard.Oldest())
+	case full && !t.evict(t.victim()):
+		return nil
 	}
 	e := &entry{ip: ip, heard: heard}
 	e.timer.entry = e
 	t.listOf(e).Push(e)
 	t.entries[ip] = e
-	return dst, e
+	return e
 }
 
-func (t *Table) evict(dst []Action, e *entry) []Action {
+// evict removes e to make room, and reports whether there is such an entry.
+func (t *Table) evict(e *entry) bool {
+	if e == nil {
+		return false
+	}
 	t.n.Evicted++
-	return t.remove(dst, e, ExpireEvicted, DropUnresolved)
+	t.remove(e, ExpireEvicted, DropUnresolved)
+	return true
 }
 
-// shrink evicts entries above the bounds, which have changed.
-func (t *Table) shrink(dst []Action) []Action {
+// shrink evicts entries above the bounds, which have changed. Entries in use stay.
+func (t *Table) shrink() {
 	for t.heard.Len() > max(1, t.o.maxNeighbors()/2) {
-		dst = t.evict(dst, t.heard.Oldest())
+		t.evict(t.heard.Oldest())
 	}
-	for len(t.entries) > t.o.maxNeighbors() {
-		victim := t.victim()
-		if victim == nil {
-			return dst // entries in use stay
-		}
-		dst = t.evict(dst, victim)
+	for len(t.entries) > t.o.maxNeighbors() && t.evict(t.victim()) {
 	}
-	return dst
 }
 
 // victim returns the entry to evict: the oldest that did not answer, else the oldest that was only
@@ -194,25 +189,25 @@ func (t *Table) settle(e *entry) {
 }
 
 // recall handles the event Recall: it adds a neighbour that an earlier Table knew.
-func (t *Table) recall(dst []Action, now time.Time, ev Recall) []Action {
+func (t *Table) recall(ev Recall) {
 	ip := plain(ev.IP)
 	if !unicast(ip) || t.own[ip] != nil || t.entries[ip] != nil || ev.LinkAddr.IsZero() ||
 		len(t.entries) >= t.o.maxNeighbors() {
-		return dst
+		return
 	}
-	dst, e := t.add(dst, ip, false)
-	t.setLink(now, e, ev.LinkAddr)
+	e := t.add(ip, false)
+	t.setLink(e, ev.LinkAddr)
 	e.router = ev.Router
-	t.setState(now, e, StateStale)
-	return append(dst, Resolved{IP: ip, LinkAddr: ev.LinkAddr})
+	t.setState(e, StateStale)
+	t.act(Resolved{IP: ip, LinkAddr: ev.LinkAddr})
 }
 
 // setState puts e into state s and sets the timer for the end of that state.
-func (t *Table) setState(now time.Time, e *entry, s State) {
+func (t *Table) setState(e *entry, s State) {
 	if e.state != s {
 		t.o.Log.Debug("neighbour state", "ip", e.ip, "from", e.state, "to", s)
 		t.listOf(e).Remove(e)
-		e.state, e.since = s, t.instant(now)
+		e.state, e.since = s, t.instant(t.now)
 		t.listOf(e).Push(e)
 	}
 	switch s {
@@ -220,34 +215,34 @@ func (t *Table) setState(now time.Time, e *entry, s State) {
 		e.queries = 0 // query, probe and challenge set the timer
 	case StateReachable:
 		r := t.o.reachableTime()
-		t.set(&e.timer, now.Add(r/2+time.Duration(t.o.Rand.Int64N(int64(r)+1))))
+		t.set(&e.timer, t.now.Add(r/2+time.Duration(t.o.Rand.Int64N(int64(r)+1))))
 	case StateStale:
-		t.set(&e.timer, now.Add(t.o.staleTime()))
+		t.set(&e.timer, t.now.Add(t.o.staleTime()))
 	case StateDelay:
-		t.set(&e.timer, now.Add(t.o.delayTime()))
+		t.set(&e.timer, t.now.Add(t.o.delayTime()))
 	case StateFailed:
-		t.set(&e.timer, now.Add(t.o.failedTime()))
+		t.set(&e.timer, t.now.Add(t.o.failedTime()))
 	}
 }
 
 // use notes traffic to e. A stale neighbour enters StateDelay. At the end of that it is probed,
 // unless it was confirmed.
-func (t *Table) use(now time.Time, e *entry) {
-	e.used = t.instant(now)
+func (t *Table) use(e *entry) {
+	e.used = t.instant(t.now)
 	t.settle(e)
 	t.listOf(e).Remove(e)
 	t.listOf(e).Push(e)
 	if e.state == StateStale {
-		t.setState(now, e, StateDelay)
+		t.setState(e, StateDelay)
 	}
 }
 
 // confirm notes proof that a known neighbour receives what we send.
-func (t *Table) confirm(now time.Time, e *entry) {
-	e.confirmed = t.instant(now)
+func (t *Table) confirm(e *entry) {
+	e.confirmed = t.instant(t.now)
 	t.settle(e)
 	if e.rival == nil { // otherwise the probes of the challenge go on
-		t.setState(now, e, StateReachable)
+		t.setState(e, StateReachable)
 	}
 }
 
@@ -255,80 +250,71 @@ func (t *Table) confirm(now time.Time, e *entry) {
 // nothing about the IP address, which the host may have given up. So it counts only within
 // linkProofTimes reachable times after the neighbour last answered for that address, or its
 // link-layer address was set.
-func (t *Table) confirmLink(now time.Time, e *entry) {
-	if t.since(now, max(e.answered, e.changed)) < linkProofTimes*t.o.reachableTime() {
-		t.confirm(now, e)
-	}
-}
-
-func (t *Table) confirmAll(now time.Time, link encap.LinkAddr) {
-	first := t.byLink[link.Key()]
-	for e := first; e != nil; e = e.next {
-		if t.confirmLink(now, e); e.next == first {
-			return
-		}
+func (t *Table) confirmLink(e *entry) {
+	if t.since(max(e.answered, e.changed)) < linkProofTimes*t.o.reachableTime() {
+		t.confirm(e)
 	}
 }
 
 // doubt probes e at once if it was used within the last reachable time. Otherwise it makes e stale,
 // so that e is probed after its next use.
-func (t *Table) doubt(dst []Action, now time.Time, e *entry) []Action {
+func (t *Table) doubt(e *entry) {
 	switch {
 	case e.state != StateReachable && e.state != StateStale && e.state != StateDelay:
-		return dst // e is being probed, or not known
-	case e.used == 0 || t.since(now, e.used) > t.o.reachableTime():
-		t.setState(now, e, StateStale)
-		return dst
+		// e is being probed, or not known
+	case t.inUse(e):
+		t.setState(e, StateProbe)
+		t.probe(e)
+	default:
+		t.setState(e, StateStale)
 	}
-	t.setState(now, e, StateProbe)
-	return t.probe(dst, now, e)
 }
 
-func (t *Table) entryTimer(dst []Action, now time.Time, e *entry) []Action {
-	switch e.state {
-	case StateIncomplete:
-		if int(e.queries) >= len(t.o.retries()) {
-			return t.fail(dst, now, e)
-		}
-		return t.query(dst, now, e, netip.Addr{})
-	case StateReachable:
-		t.setState(now, e, StateStale)
-	case StateStale:
-		return t.remove(dst, e, ExpireUnused, DropUnresolved)
-	case StateDelay:
-		t.setState(now, e, StateProbe)
-		return t.probe(dst, now, e)
-	case StateProbe:
-		if e.rival != nil {
-			return t.challenge(dst, now, e)
-		}
-		if int(e.queries) >= t.o.probes() {
-			return t.unreachable(dst, now, e)
-		}
-		return t.probe(dst, now, e)
-	case StateFailed:
-		return t.remove(dst, e, 0, DropUnresolved)
+// inUse reports whether e was used within the last reachable time.
+func (t *Table) inUse(e *entry) bool { return e.used != 0 && t.since(e.used) <= t.o.reachableTime() }
+
+func (t *Table) entryTimer(e *entry) {
+	switch {
+	case e.state == StateIncomplete && int(e.queries) >= len(t.o.retries()):
+		t.fail(e)
+	case e.state == StateIncomplete:
+		t.query(e, netip.Addr{})
+	case e.state == StateReachable:
+		t.setState(e, StateStale)
+	case e.state == StateStale:
+		t.remove(e, ExpireUnused, DropUnresolved)
+	case e.state == StateDelay:
+		t.setState(e, StateProbe)
+		t.probe(e)
+	case e.rival != nil: // in StateProbe
+		t.challenge(e)
+	case e.state == StateProbe && int(e.queries) >= t.o.probes():
+		t.unreachable(e)
+	case e.state == StateProbe:
+		t.probe(e)
+	case e.state == StateFailed:
+		t.remove(e, 0, DropUnresolved)
 	}
-	return dst
 }
 
 // query asks for an unknown neighbour. It sends the first query to the hint if there is one, and
 // all others to the broadcast group.
-func (t *Table) query(dst []Action, now time.Time, e *entry, src netip.Addr) []Action {
+func (t *Table) query(e *entry, src netip.Addr) {
 	e.queries++
-	t.set(&e.timer, now.Add(t.o.retries()[e.queries-1]))
+	t.set(&e.timer, t.now.Add(t.o.retries()[e.queries-1]))
 	if e.queue != nil {
 		src = sourceOf(e.queue.packets[0])
 	}
 	a := t.source(e.ip, src)
 	if a == nil {
-		return dst // our address is gone; another may come before the last retry
+		return // our address is gone; another may come before the last retry
 	}
 	t.n.Queries++
+	to := Dest{Broadcast: true}
 	if e.queries == 1 {
-		return t.sendQuery(dst, a, e.ip, t.hinted(e))
+		to = t.hinted(e)
 	}
-	return t.sendQuery(dst, a, e.ip, Dest{Broadcast: true})
+	t.sendQuery(a, e.ip, to)
 }
 
 // hinted returns the link-layer address that a hint gives for e. If there is no hint, or it has our
@@ -345,127 +331,119 @@ func (t *Table) hinted(e *entry) Dest {
 // probe asks a known neighbour whether it is still there. It sends the last probe to the hint or
 // the broadcast group (see hinted): after a restart the neighbour has another QPN (RFC 4391 section
 // 9.4), and if its announcements were lost, only such a probe finds it before the entry fails.
-func (t *Table) probe(dst []Action, now time.Time, e *entry) []Action {
+func (t *Table) probe(e *entry) {
 	e.queries++
-	t.set(&e.timer, now.Add(t.o.probeInterval()))
+	t.set(&e.timer, t.now.Add(t.o.probeInterval()))
 	a := t.source(e.ip, netip.Addr{})
 	if a == nil {
-		return dst
+		return
 	}
 	t.n.Probes++
+	to := Dest{LinkAddr: e.link}
 	if int(e.queries) >= t.o.probes() {
-		return t.sendQuery(dst, a, e.ip, t.hinted(e))
+		to = t.hinted(e)
 	}
-	return t.sendQuery(dst, a, e.ip, Dest{LinkAddr: e.link})
+	t.sendQuery(a, e.ip, to)
 }
 
 // known handles a claim that e is at link. solicited means that the claim answers a query of ours,
 // which proves that the sender received it.
-func (t *Table) known(dst []Action, now time.Time, e *entry, link encap.LinkAddr, solicited bool) []Action {
-	if !e.state.Known() {
-		return t.resolved(dst, now, e, link, solicited)
-	}
+func (t *Table) known(e *entry, link encap.LinkAddr, solicited bool) {
 	switch {
+	case !e.state.Known():
+		t.resolved(e, link, solicited)
 	case link == e.link:
-		dst = t.defended(dst, now, e)
+		t.defended(e)
 		if solicited {
-			e.answered = t.instant(now)
-			t.confirm(now, e)
+			e.answered = t.instant(t.now)
+			t.confirm(e)
 		}
-		return dst
 	case link.Key() == e.link.Key() && e.rival != nil:
-		return t.defended(dst, now, e) // new flags are taken at the next claim
-	case link.Key() == e.link.Key() || t.o.AcceptAlways || t.silent(e, solicited):
-		// Of two answers to one query the first counts. Only the answer to a probe, which asks
-		// whether the address has changed, may change it at any time.
-		last := e.changed
-		if link.GID == e.link.GID {
-			last = e.moved
-		}
-		if t.since(now, last) < lockTime && !(solicited && e.state == StateProbe) {
-			return t.refuse(dst, DropLocked, e.ip, link, link)
-		}
-		return t.move(dst, now, e, link, solicited)
+		t.defended(e) // new flags are taken at the next claim
+	case link.Key() != e.link.Key() && !t.o.AcceptAlways && !t.silent(e, solicited):
+		t.claim(e, link, solicited)
+	// Of two answers to one query the first counts. Only the answer to a probe, which asks
+	// whether the address has changed, may change it at any time.
+	case t.locked(e, link) && !(solicited && e.state == StateProbe):
+		t.refuse(DropLocked, e.ip, link, link)
+	default:
+		t.move(e, link, solicited)
 	}
-	return t.claim(dst, now, e, link, solicited)
 }
 
 // resolved sets the link-layer address of a neighbour that was not known, which ends a resolution.
-func (t *Table) resolved(dst []Action, now time.Time, e *entry, link encap.LinkAddr, solicited bool) []Action {
-	t.setLink(now, e, link)
+func (t *Table) resolved(e *entry, link encap.LinkAddr, solicited bool) {
+	t.setLink(e, link)
 	e.queries = 0
 	t.n.Resolved++
-	dst = append(dst, Resolved{IP: e.ip, LinkAddr: link})
+	t.act(Resolved{IP: e.ip, LinkAddr: link})
 	switch {
 	case solicited:
-		t.confirm(now, e)
+		t.confirm(e)
 	case e.queue != nil:
-		t.setState(now, e, StateDelay) // packets wait: it is in use
+		t.setState(e, StateDelay) // packets wait: it is in use
 	default:
-		t.setState(now, e, StateStale)
+		t.setState(e, StateStale)
 	}
 	for _, pkt := range t.takeQueue(e) {
-		dst = append(dst, Deliver{IP: e.ip, LinkAddr: link, Packet: pkt})
+		t.act(Deliver{IP: e.ip, LinkAddr: link, Packet: pkt})
 	}
-	return dst
 }
 
-func (t *Table) setLink(now time.Time, e *entry, link encap.LinkAddr) {
+func (t *Table) setLink(e *entry, link encap.LinkAddr) {
 	t.unindex(e)
 	t.endChallenge(e)
-	e.link, e.changed, e.lost = link, t.instant(now), 0
+	e.link, e.changed, e.lost = link, t.instant(t.now), 0
 	t.index(e)
 }
 
 // fail ends a resolution without an answer. The entry stays for a while: first so that an absent
 // host does not cost a broadcast for each packet, then so that users see it.
-func (t *Table) fail(dst []Action, now time.Time, e *entry) []Action {
+func (t *Table) fail(e *entry) {
 	t.n.Failed++
 	t.o.Log.Info("neighbour did not answer", "ip", e.ip, "queries", e.queries)
-	dst = append(dst, Failed{IP: e.ip})
-	dst = t.discardQueue(dst, e, DropUnresolved)
-	return t.setFailed(dst, now, e, true)
+	t.act(Failed{IP: e.ip})
+	t.discardQueue(e, DropUnresolved)
+	t.setFailed(e, true)
 }
 
 // unreachable ends the probing of a known neighbour without an answer. The next
 // packet begins a resolution at once, without a hold-down.
-func (t *Table) unreachable(dst []Action, now time.Time, e *entry) []Action {
-	dst = t.expired(dst, e, ExpireUnreachable)
+func (t *Table) unreachable(e *entry) {
+	t.expired(e, ExpireUnreachable)
 	t.unindex(e)
 	t.endChallenge(e)
 	e.link = encap.LinkAddr{}
-	return t.setFailed(dst, now, e, false)
+	t.setFailed(e, false)
 }
 
-func (t *Table) setFailed(dst []Action, now time.Time, e *entry, held bool) []Action {
+func (t *Table) setFailed(e *entry, held bool) {
 	if e.lost == 0 {
-		e.lost = t.instant(now)
+		e.lost = t.instant(t.now)
 	}
 	e.held = held
-	t.setState(now, e, StateFailed)
+	t.setState(e, StateFailed)
 	if t.failed.Len() > max(1, t.o.maxNeighbors()/maxFailedShare) {
-		return t.remove(dst, t.failed.Oldest(), 0, DropUnresolved)
+		t.remove(t.failed.Oldest(), 0, DropUnresolved)
 	}
-	return dst
 }
 
 // remove drops an entry. It returns the packets that wait for it in Discard, with the reason why.
-func (t *Table) remove(dst []Action, e *entry, reason ExpireReason, why Drop) []Action {
+func (t *Table) remove(e *entry, reason ExpireReason, why Drop) {
 	if e.state.Known() {
-		dst = t.expired(dst, e, reason)
+		t.expired(e, reason)
 	}
-	dst = t.discardQueue(dst, e, why)
+	t.discardQueue(e, why)
 	t.unindex(e)
 	t.endChallenge(e)
 	t.timers.Stop(&e.timer)
 	t.listOf(e).Remove(e)
 	delete(t.entries, e.ip)
-	return dst
 }
 
 // expired counts and logs that a neighbour is no longer known, and returns Expired for it.
-func (t *Table) expired(dst []Action, e *entry, reason ExpireReason) []Action {
+func (t *Table) expired(e *entry, reason ExpireReason) {
 	t.n.Expired++
 	t.o.Log.Info("neighbour expired", "ip", e.ip, "link", e.link, "reason", reason)
-	return append(dst, Expired{IP: e.ip, LinkAddr: e.link, Reason: reason})
+	t.act(Expired{IP: e.ip, LinkAddr: e.link, Reason: reason})
 }

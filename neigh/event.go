@@ -9,7 +9,7 @@ import (
 )
 
 // An Event is an input of [Table.Step]. The types in this file are all there are.
-type Event interface{ event() }
+type Event interface{ step(*Table) }
 
 // Resolve asks for the link-layer address of next hop IP. Packet, if not nil,
 // waits for the answer. The Table reads only its length and, if it is an IP packet, its source
@@ -135,26 +135,66 @@ type Reannounce struct{}
 // Wake says that Deadline has passed. Spurious ones are harmless.
 type Wake struct{}
 
-func (Resolve) event()       {}
-func (Recall) event()        {}
-func (Used) event()          {}
-func (Confirmed) event()     {}
-func (ConfirmedLink) event() {}
-func (DoubtedLink) event()   {}
-func (Forget) event()        {}
-func (ForgetLink) event()    {}
-func (SetHints) event()      {}
-func (Flush) event()         {}
-func (RecvARP) event()       {}
-func (RecvND) event()        {}
-func (AddrAdded) event()     {}
-func (AddrRemoved) event()   {}
-func (Insist) event()        {}
-func (SetLinkAddr) event()   {}
-func (SetStaleTime) event()  {}
-func (SetPolicy) event()     {}
-func (SetFlags) event()      {}
-func (SetRouter) event()     {}
-func (OtherIs) event()       {}
-func (Reannounce) event()    {}
-func (Wake) event()          {}
+func (ev Resolve) step(t *Table)      { t.resolve(plain(ev.IP), ev.Packet, ev.Source) }
+func (ev Recall) step(t *Table)       { t.recall(ev) }
+func (Flush) step(t *Table)           { t.forget(t.sorted()) }
+func (ev RecvARP) step(t *Table)      { t.recvARP(ev.From, ev.Payload) }
+func (ev RecvND) step(t *Table)       { t.recvND(ev.From, ev.Payload) }
+func (ev AddrAdded) step(t *Table)    { t.addAddr(ev.Prefix) }
+func (ev AddrRemoved) step(t *Table)  { t.removeAddr(plain(ev.IP)) }
+func (ev Insist) step(t *Table)       { t.insist(t.own[plain(ev.IP)]) }
+func (ev SetHints) step(t *Table)     { t.hints = ev.Hints }
+func (ev SetFlags) step(t *Table)     { t.link.Flags = ev.Flags }
+func (ev SetStaleTime) step(t *Table) { t.o.StaleTime = ev.After }
+func (ev SetRouter) step(t *Table)    { t.setRouter(ev.On) }
+func (ev OtherIs) step(t *Table)      { t.otherIs(ev) }
+func (Reannounce) step(t *Table)      { t.reannounce() }
+func (Wake) step(t *Table)            { t.wake() }
+
+func (ev Used) step(t *Table) {
+	if e := t.entries[plain(ev.IP)]; e != nil {
+		t.use(e)
+	}
+}
+
+func (ev Confirmed) step(t *Table) {
+	if e := t.entries[plain(ev.IP)]; e != nil && e.state.Known() {
+		t.confirm(e)
+	}
+}
+
+func (ev ConfirmedLink) step(t *Table) {
+	for _, e := range t.at(ev.LinkAddr) {
+		t.confirmLink(e)
+	}
+}
+
+func (ev DoubtedLink) step(t *Table) {
+	for _, e := range t.at(ev.LinkAddr) {
+		t.doubt(e)
+	}
+	t.releasedBy(ev.LinkAddr)
+}
+
+func (ev Forget) step(t *Table) {
+	if e := t.entries[plain(ev.IP)]; e != nil {
+		t.remove(e, ExpireForgotten, DropForgotten)
+	}
+}
+
+func (ev ForgetLink) step(t *Table) {
+	t.forget(t.at(ev.LinkAddr))
+	t.releasedBy(ev.LinkAddr)
+}
+
+func (ev SetLinkAddr) step(t *Table) {
+	if ev.LinkAddr != t.link {
+		t.link = ev.LinkAddr
+		t.reannounce()
+	}
+}
+
+func (ev SetPolicy) step(t *Table) {
+	t.o.AcceptAlways, t.o.MaxNeighbors = ev.AcceptAlways, ev.MaxNeighbors
+	t.shrink()
+}

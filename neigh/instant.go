@@ -26,9 +26,7 @@ func (t *Table) time(i instant) time.Time {
 }
 
 // since returns how long ago i was.
-func (t *Table) since(now time.Time, i instant) time.Duration {
-	return time.Duration(t.instant(now) - i)
-}
+func (t *Table) since(i instant) time.Duration { return time.Duration(t.instant(t.now) - i) }
 
 // set sets tm to fire at time at.
 func (t *Table) set(tm *timer, at time.Time) { t.timers.set(tm, t.instant(at)) }

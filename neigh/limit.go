@@ -1,6 +1,7 @@
 package neigh
 
 import (
+	"cmp"
 	"time"
 
 	"ipoibcm/ratelimit"
@@ -15,13 +16,10 @@ const maxSources = 1024
 type limiter struct {
 	all, other       ratelimit.Bucket
 	rate, sourceRate int
-	sources          map[encap.LinkAddr]*ratelimit.Bucket
-	swept            time.Time
+	sources          ratelimit.Buckets[encap.LinkAddr]
 }
 
-func newLimiter(rate, sourceRate int) limiter {
-	return limiter{rate: rate, sourceRate: sourceRate, sources: make(map[encap.LinkAddr]*ratelimit.Bucket)}
-}
+func newLimiter(rate, sourceRate int) limiter { return limiter{rate: rate, sourceRate: sourceRate} }
 
 // allow reports whether one more request from link may be acted on, and if not,
 // which bound refused it.
@@ -36,26 +34,7 @@ func (l *limiter) allow(now time.Time, link encap.LinkAddr) (Drop, bool) {
 }
 
 func (l *limiter) source(now time.Time, key encap.LinkAddr) *ratelimit.Bucket {
-	if b := l.sources[key]; b != nil {
-		return b
-	}
-	if len(l.sources) >= maxSources {
-		if now.Sub(l.swept) < time.Second {
-			return &l.other
-		}
-		l.swept = now
-		for k, b := range l.sources { // what is deleted does not depend on the order
-			if b.Full(now, float64(l.sourceRate)) {
-				delete(l.sources, k) // nothing to remember
-			}
-		}
-		if len(l.sources) >= maxSources {
-			return &l.other
-		}
-	}
-	b := new(ratelimit.Bucket)
-	l.sources[key] = b
-	return b
+	return cmp.Or(l.sources.Get(now, key, float64(l.sourceRate), maxSources), &l.other)
 }
 
 // takeOf takes a token from b and reports whether there was one. b holds at most the tokens of one

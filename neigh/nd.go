@@ -1,8 +1,8 @@
 package neigh
 
 import (
+	"cmp"
 	"net/netip"
-	"time"
 
 	"ipoibcm/rtnl"
 	"ipoibcm/wire/arp"
@@ -11,28 +11,13 @@ import (
 	"ipoibcm/wire/nd"
 )
 
-func (t *Table) sendNS(dst []Action, m nd.NS, to Dest) []Action {
-	b, err := m.AppendBinary(nil)
-	if err != nil {
-		panic("neigh: " + err.Error()) // only IPv6 comes here
-	}
-	return append(dst, SendUD{To: to, EtherType: encap.IPv6, Payload: b})
-}
-
-func (t *Table) sendNA(dst []Action, m nd.NA, to Dest) []Action {
-	b, err := m.AppendBinary(nil)
-	if err != nil {
-		panic("neigh: " + err.Error())
-	}
-	return append(dst, SendUD{To: to, EtherType: encap.IPv6, Payload: b})
-}
-
 // sendQuery asks for target from own address a, by ARP or by a solicitation. A solicitation for
 // resolution is sent to the broadcast-GID (RFC 4755 section 3) although its IPv6 destination is the
 // solicited-node group.
-func (t *Table) sendQuery(dst []Action, a *ownAddr, target netip.Addr, to Dest) []Action {
+func (t *Table) sendQuery(a *ownAddr, target netip.Addr, to Dest) {
 	if target.Is4() {
-		return t.sendARP(dst, arp.NewRequest(t.link, a.ip, target), to)
+		t.send(encap.ARP, arp.NewRequest(t.link, a.ip, target), to)
+		return
 	}
 	m := nd.NewNS(a.ip, target, t.link)
 	if !to.Broadcast {
@@ -43,25 +28,27 @@ func (t *Table) sendQuery(dst []Action, a *ownAddr, target netip.Addr, to Dest) 
 		// hosts. They answer to the source of the packet, or ask for our address themselves.
 		m.Link, m.HasLink = encap.LinkAddr{}, false
 	}
-	return t.sendNS(dst, m, to)
+	t.send(encap.IPv6, m, to)
 }
 
-func (t *Table) recvND(dst []Action, now time.Time, from encap.LinkAddr, b []byte) []Action {
+func (t *Table) recvND(from encap.LinkAddr, b []byte) {
 	switch nd.KindOf(b) {
 	case nd.NeighborSolicitation:
 		t.n.RecvQueries++
 		var m nd.NS
 		if m.UnmarshalBinary(b) == nil {
-			return t.recvNS(dst, now, from, m)
+			t.recvNS(from, m)
+			return
 		}
 	case nd.NeighborAdvertisement:
 		t.n.RecvAnswers++
 		var m nd.NA
 		if m.UnmarshalBinary(b) == nil {
-			return t.recvNA(dst, now, from, m)
+			t.recvNA(from, m)
+			return
 		}
 	}
-	return t.refuse(dst, DropMalformed, netip.Addr{}, encap.LinkAddr{}, from)
+	t.refuse(DropMalformed, netip.Addr{}, encap.LinkAddr{}, from)
 }
 
 // foreign reports whether a frame must be dropped, and why. link is the sender that the message
@@ -78,152 +65,124 @@ func (t *Table) foreign(link, from encap.LinkAddr) (Drop, bool) {
 	return 0, false
 }
 
-// disputed checks a message that claims that a is at link. If foreign drops the message, or if a is
-// an own address, disputed handles it and returns done: the caller must ignore the rest of the
+// disputed checks a message that claims that a is at link. It handles the message, and returns
+// true, if foreign drops it or if a is an own address: the caller must ignore the rest of the
 // message.
-func (t *Table) disputed(dst []Action, now time.Time, a netip.Addr, link, from encap.LinkAddr) (_ []Action, done bool) {
+func (t *Table) disputed(a netip.Addr, link, from encap.LinkAddr) bool {
 	if why, bad := t.foreign(link, from); bad {
-		return t.refuse(dst, why, a, link, from), true
+		t.refuse(why, a, link, from)
+		return true
 	}
 	o := t.own[a]
 	if o == nil {
-		return dst, false
+		return false
 	}
 	// A host that sends from our address claims it: so RFC 5227 section 2.4 for ARP.
-	if link.IsZero() {
-		link = from
-	}
-	return t.claimed(dst, now, o, link), true
+	t.claimed(o, cmp.Or(link, from))
+	return true
 }
 
 // refuse drops the claim that a is at link. from is the source of the packet.
-func (t *Table) refuse(dst []Action, why Drop, a netip.Addr, link, from encap.LinkAddr) []Action {
+func (t *Table) refuse(why Drop, a netip.Addr, link, from encap.LinkAddr) {
 	t.drop(why)
-	if why == DropReflected {
-		return dst // it is no false claim, and as frequent as our own broadcasts
+	if why != DropReflected { // that is no false claim, and as frequent as our own broadcasts
+		t.act(Refused{IP: a, Claimed: link, From: from, Reason: why})
 	}
-	return append(dst, Refused{IP: a, Claimed: link, From: from, Reason: why})
 }
 
-func (t *Table) recvNS(dst []Action, now time.Time, from encap.LinkAddr, m nd.NS) []Action {
+func (t *Table) recvNS(from encap.LinkAddr, m nd.NS) {
 	if m.HasLink && !validLink(m.Link) || !m.IsDAD() && !unicast(m.Src) || !unicast(m.Target) {
-		return t.refuse(dst, DropBadSender, m.Src, m.Link, from)
+		t.refuse(DropBadSender, m.Src, m.Link, from)
+		return
 	}
-	dst, done := t.disputed(dst, now, m.Src, m.Link, from)
-	if done {
-		return dst
+	if t.disputed(m.Src, m.Link, from) {
+		return
 	}
 	e := t.entries[m.Src]
 	if e != nil && m.HasLink {
-		dst = t.known(dst, now, e, m.Link, false)
+		t.known(e, m.Link, false)
 	}
-	by := from
-	if m.HasLink {
-		by = m.Link
-	}
-	dst = t.asks(dst, now, m.Target, by)
+	q := question{ns: m, from: from}
+	t.asks(m.Target, q.by())
 	o := t.own[m.Target]
 	if o == nil {
-		q := question{ns: m, from: from}
-		dst, as := t.others(dst, now, m.Target, q)
-		if as != rtnl.AnswerNot {
-			return t.answerOtherNS(dst, now, q)
-		}
-		if e == nil || !m.HasLink {
+		if t.others(m.Target, q) != rtnl.AnswerNot {
+			t.answerOtherNS(q)
+		} else if e == nil || !m.HasLink {
 			t.drop(DropNotForUs)
 		}
-		return dst
+		return
 	}
-	if why, ok := t.limit.allow(now, by); !ok {
-		t.drop(why)
-		return dst
+	if t.answers(o, q.by(), m.IsDAD()) { // a solicitation that looks for duplicates names no link-layer address
+		t.answerNS(q, o)
 	}
-	if m.IsDAD() && o.detecting() {
-		return t.claimed(dst, now, o, from) // RFC 4862 section 5.4.3
-	}
-	if o.state == AddrDuplicate {
-		if !m.IsDAD() && by.Key() == o.by.Key() {
-			return t.released(dst, now, o) // a host that has the address does not ask for it
-		}
-		t.drop(DropDuplicate)
-		return dst
-	}
-	if m.IsDAD() {
-		o.contested = now
-	}
-	return t.answerNS(dst, now, from, m, e, o)
 }
 
-func (t *Table) answerNS(dst []Action, now time.Time, from encap.LinkAddr, m nd.NS, e *entry, o *ownAddr) []Action {
-	na := m.Answer(t.link, t.router)
+// answerNS answers q for o. It reports whether it knew where to send the answer.
+func (t *Table) answerNS(q question, o *ownAddr) bool {
+	na := q.ns.Answer(t.link, t.router)
 	if o.state == AddrOptimistic {
 		na.Override = false // RFC 4429 section 3.3
 	}
-	to := Dest{LinkAddr: m.Link}
+	e := t.entries[q.ns.Src]
+	to := Dest{LinkAddr: q.ns.Link}
 	switch {
-	case m.IsDAD():
+	case q.ns.IsDAD():
 		to = Dest{Group: ip.AllNodes} // the asker has no address yet
-	case m.HasLink:
+	case q.ns.HasLink:
 		if e == nil {
-			dst = t.learn(dst, now, m.Src, m.Link)
+			t.learn(q.ns.Src, q.ns.Link)
 		}
 	case e != nil && e.state.Known():
 		to.LinkAddr = e.link
-	case validLink(from):
-		to.LinkAddr = from // an optimistic asker does not name its link-layer address
+	case validLink(q.from):
+		to.LinkAddr = q.from // an optimistic asker does not name its link-layer address
 	default:
 		t.drop(DropNoLinkAddr)
-		return dst
+		return false
 	}
 	t.n.Answers++
-	return t.sendNA(dst, na, to)
+	t.send(encap.IPv6, na, to)
+	return true
 }
 
 // learn makes an entry for a host that has asked for us, because we are likely to talk to it soon.
-func (t *Table) learn(dst []Action, now time.Time, a netip.Addr, link encap.LinkAddr) []Action {
-	dst, e := t.add(dst, a, true)
-	if e == nil {
+func (t *Table) learn(a netip.Addr, link encap.LinkAddr) {
+	if e := t.add(a, true); e != nil {
+		t.known(e, link, false)
+	} else {
 		t.drop(DropLearnFull)
-		return dst
 	}
-	return t.known(dst, now, e, link, false)
 }
 
 // recvNA follows RFC 4861 section 7.2.5.
-func (t *Table) recvNA(dst []Action, now time.Time, from encap.LinkAddr, m nd.NA) []Action {
+func (t *Table) recvNA(from encap.LinkAddr, m nd.NA) {
 	if m.HasLink && !validLink(m.Link) || !unicast(m.Src) || !unicast(m.Target) {
-		return t.refuse(dst, DropBadSender, m.Target, m.Link, from)
+		t.refuse(DropBadSender, m.Target, m.Link, from)
+		return
 	}
-	dst, done := t.disputed(dst, now, m.Target, m.Link, from)
-	if done {
-		return dst
+	if t.disputed(m.Target, m.Link, from) {
+		return
 	}
 	e := t.entries[m.Target]
-	if e == nil {
+	switch {
+	case e == nil:
 		t.drop(DropUnsolicited)
-		return dst
-	}
-	if !e.state.Known() {
-		if !m.HasLink {
-			t.drop(DropNoLinkAddr)
-			return dst
-		}
-		e.router = m.Router
-		return t.known(dst, now, e, m.Link, m.Solicited)
-	}
-	// If only the flags differ the link-layer address is the same: override does not matter
-	// then.
-	if m.HasLink && m.Link.Key() != e.link.Key() && !m.Override {
-		dst = t.refuse(dst, DropNotOverride, m.Target, m.Link, from)
+		return
+	case !m.HasLink && !e.state.Known():
+		t.drop(DropNoLinkAddr)
+		return
+	case !m.HasLink:
+		m.Link = e.link
+	case e.state.Known() && m.Link.Key() != e.link.Key() && !m.Override:
+		// If only the flags differ the link-layer address is the same: override does not matter
+		// then.
+		t.refuse(DropNotOverride, m.Target, m.Link, from)
 		if e.state == StateReachable {
-			t.setState(now, e, StateStale)
+			t.setState(e, StateStale)
 		}
-		return dst
+		return
 	}
 	e.router = m.Router
-	link := e.link
-	if m.HasLink {
-		link = m.Link
-	}
-	return t.known(dst, now, e, link, m.Solicited)
+	t.known(e, m.Link, m.Solicited)
 }

@@ -151,21 +151,7 @@ const (
 
 // String names the state as `ip neigh` does.
 func (s State) String() string {
-	switch s {
-	case StateIncomplete:
-		return "INCOMPLETE"
-	case StateReachable:
-		return "REACHABLE"
-	case StateStale:
-		return "STALE"
-	case StateDelay:
-		return "DELAY"
-	case StateProbe:
-		return "PROBE"
-	case StateFailed:
-		return "FAILED"
-	}
-	return "NONE"
+	return [...]string{"NONE", "INCOMPLETE", "REACHABLE", "STALE", "DELAY", "PROBE", "FAILED"}[min(s, StateFailed)]
 }
 
 // Known reports whether an entry in state s has a link-layer address to send to.
@@ -199,15 +185,7 @@ const (
 
 // String prints "optimistic", "ready" or "duplicate".
 func (s AddrState) String() string {
-	switch s {
-	case AddrOptimistic:
-		return "optimistic"
-	case AddrReady:
-		return "ready"
-	case AddrDuplicate:
-		return "duplicate"
-	}
-	return "none"
+	return [...]string{"none", "optimistic", "ready", "duplicate"}[min(s, AddrDuplicate)]
 }
 
 // An Addr is a snapshot of one of our own addresses.

@@ -187,8 +187,8 @@ func testFlood(t *testing.T, always bool) {
 		t.Errorf("answers is %v, want at most %v", answers, 4096*(seconds+1))
 	case len(tab.entries) > 4096:
 		t.Errorf("entries has %v elements, want at most 4096", len(tab.entries))
-	case len(tab.limit.sources) > maxSources:
-		t.Errorf("sources has %v elements, want at most %v", len(tab.limit.sources), maxSources)
+	case tab.limit.sources.Len() > maxSources:
+		t.Errorf("sources has %v elements, want at most %v", tab.limit.sources.Len(), maxSources)
 	}
 	if always && (changes > seconds || changes == 0) {
 		t.Errorf("%d changes, want 1 to %d", changes, seconds)

@@ -1,8 +1,9 @@
 package neigh
 
 import (
+	"cmp"
+	"maps"
 	"net/netip"
-	"slices"
 	"time"
 
 	"ipoibcm/rtnl"
@@ -41,109 +42,84 @@ type question struct {
 	from encap.LinkAddr
 }
 
+// by returns the link-layer address of the host that sent a solicitation.
+func (q question) by() encap.LinkAddr { return cmp.Or(q.ns.Link, q.from) }
+
 // others returns how to answer a question for target, which is none of our addresses. If that is
 // not known it returns AnswerNot and asks the driver; otherIs answers q later. Above maxAsking,
 // maxOthers or othersRate nobody answers q.
-func (t *Table) others(dst []Action, now time.Time, target netip.Addr, q question) ([]Action, rtnl.Answering) {
+func (t *Table) others(target netip.Addr, q question) rtnl.Answering {
 	if !t.o.AskOthers || !unicast(target) {
-		return dst, rtnl.AnswerNot
+		return rtnl.AnswerNot
 	}
 	if e := t.entries[target]; e != nil && e.state.Known() {
-		return dst, rtnl.AnswerNot // target is another host on the link
+		return rtnl.AnswerNot // target is another host on the link
 	}
 	o := t.asked[target]
-	switch {
-	case o != nil && o.asking && now.Before(o.until):
-		if len(o.waiting) >= maxAsking {
-			t.drop(DropAskFull)
-			return dst, rtnl.AnswerNot
-		}
+	switch fresh := o != nil && t.now.Before(o.until); {
+	case fresh && !o.asking:
+		return o.answer
+	case fresh && len(o.waiting) < maxAsking:
 		o.waiting = append(o.waiting, q)
-		return dst, rtnl.AnswerNot
-	case o != nil && now.Before(o.until):
-		return dst, o.answer
-	case o == nil && len(t.asked) >= maxOthers && !t.sweepOthers(now):
+	case fresh, o == nil && len(t.asked) >= maxOthers && !t.sweepOthers(), !takeOf(&t.askRate, t.now, othersRate):
 		t.drop(DropAskFull)
-		return dst, rtnl.AnswerNot
-	case !takeOf(&t.askRate, now, othersRate):
-		t.drop(DropAskFull)
-		return dst, rtnl.AnswerNot
+	default:
+		t.asked[target] = &other{asking: true, until: t.now.Add(othersTime), waiting: []question{q}}
+		t.act(AskOther{IP: target})
 	}
-	t.asked[target] = &other{asking: true, until: now.Add(othersTime), waiting: []question{q}}
-	return append(dst, AskOther{IP: target}), rtnl.AnswerNot
+	return rtnl.AnswerNot
 }
 
 // sweepOthers forgets the addresses whose answer is out of date, and reports whether another
 // address fits. It does so at most once a second; in between it returns false.
-func (t *Table) sweepOthers(now time.Time) bool {
-	if now.Sub(t.askSwept) < time.Second {
+func (t *Table) sweepOthers() bool {
+	if t.now.Sub(t.askSwept) < time.Second {
 		return false
 	}
-	t.askSwept = now
-	for a, o := range t.asked { // what is deleted does not depend on the order
-		if !now.Before(o.until) {
-			delete(t.asked, a)
-		}
-	}
+	t.askSwept = t.now
+	maps.DeleteFunc(t.asked, func(_ netip.Addr, o *other) bool { return !t.now.Before(o.until) })
 	return len(t.asked) < maxOthers
 }
 
 // otherIs keeps the driver's answer about an address, and answers the questions that wait for it.
-func (t *Table) otherIs(dst []Action, now time.Time, ev OtherIs) []Action {
+func (t *Table) otherIs(ev OtherIs) {
 	a := plain(ev.IP)
 	o := t.asked[a]
 	if o == nil {
-		return dst
+		return
 	}
 	waiting := o.waiting
-	o.answer, o.asking, o.until, o.waiting = ev.Answer, false, now.Add(othersTime), nil
+	o.answer, o.asking, o.until, o.waiting = ev.Answer, false, t.now.Add(othersTime), nil
 	if ev.Answer == rtnl.AnswerNot || t.own[a] != nil {
-		return dst
+		return
 	}
 	for _, q := range waiting {
 		if a.Is4() {
-			dst = t.answerOtherARP(dst, now, q.arp, ev.Answer)
+			t.answerOtherARP(q.arp, ev.Answer)
 		} else {
-			dst = t.answerOtherNS(dst, now, q)
+			t.answerOtherNS(q)
 		}
 	}
-	return dst
 }
 
 // answerOtherARP answers for an address of another device of this host, or as a proxy for another
 // host. A probe for duplicates is answered only for an address of this host.
-func (t *Table) answerOtherARP(dst []Action, now time.Time, p arp.Packet, as rtnl.Answering) []Action {
-	if p.IsProbe() && as != rtnl.AnswerLocal || !validLink(t.link) {
-		return dst
-	}
-	if why, ok := t.limit.allow(now, p.Sender); !ok {
-		t.drop(why)
-		return dst
+func (t *Table) answerOtherARP(p arp.Packet, as rtnl.Answering) {
+	if p.IsProbe() && as != rtnl.AnswerLocal || !validLink(t.link) || !t.allowed(p.Sender) {
+		return
 	}
 	if !p.IsProbe() && t.entries[p.SenderIP] == nil {
-		dst = t.learn(dst, now, p.SenderIP, p.Sender)
+		t.learn(p.SenderIP, p.Sender)
 	}
 	t.n.Answers++
 	t.n.OtherAnswers++
-	return t.sendARP(dst, p.ReplyFrom(t.link), Dest{LinkAddr: p.Sender})
+	t.send(encap.ARP, p.ReplyFrom(t.link), Dest{LinkAddr: p.Sender})
 }
 
 // answerOtherNS answers as RFC 4861 section 7.2.8 says: without Override, because
 // an answer of the host itself takes precedence.
-func (t *Table) answerOtherNS(dst []Action, now time.Time, q question) []Action {
-	by := q.from
-	if q.ns.HasLink {
-		by = q.ns.Link
-	}
-	if why, ok := t.limit.allow(now, by); !ok {
-		t.drop(why)
-		return dst
-	}
-	e := t.entries[q.ns.Src]
-	sent := len(dst)
-	dst = t.answerNS(dst, now, q.from, q.ns, e, &ownAddr{ip: q.ns.Target, state: AddrOptimistic})
-	if slices.ContainsFunc(dst[sent:], func(a Action) bool { _, is := a.(SendUD); return is }) {
+func (t *Table) answerOtherNS(q question) {
+	if t.allowed(q.by()) && t.answerNS(q, &ownAddr{ip: q.ns.Target, state: AddrOptimistic}) {
 		t.n.OtherAnswers++
 	}
-	return dst
 }

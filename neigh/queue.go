@@ -9,9 +9,9 @@ type queue struct {
 // enqueue queues pkt for e. If that would exceed a bound, it first discards the oldest packets of e
 // (RFC 4861 section 7.2.2), because somebody still waits for the latest, and never packets of other
 // neighbours, even at the bound for all of them. If pkt still exceeds a bound, it discards pkt.
-func (t *Table) enqueue(dst []Action, e *entry, pkt []byte) []Action {
+func (t *Table) enqueue(e *entry, pkt []byte) {
 	if pkt == nil {
-		return dst
+		return
 	}
 	own := 0
 	if e.queue != nil {
@@ -19,20 +19,23 @@ func (t *Table) enqueue(dst []Action, e *entry, pkt []byte) []Action {
 	}
 	switch { // the packet has no room even if all others of e go
 	case t.o.maxQueuedPackets() < 1:
-		return t.discard(dst, e.ip, pkt, DropQueuePackets)
+		t.discard(e.ip, pkt, DropQueuePackets)
+		return
 	case len(pkt) > t.o.maxQueuedOctets():
-		return t.discard(dst, e.ip, pkt, DropQueueOctets)
+		t.discard(e.ip, pkt, DropQueueOctets)
+		return
 	case t.queued-own+len(pkt) > t.o.maxTotalOctets():
-		return t.discard(dst, e.ip, pkt, DropQueueTotal)
+		t.discard(e.ip, pkt, DropQueueTotal)
+		return
 	}
 	for e.queue != nil && len(e.queue.packets) >= t.o.maxQueuedPackets() {
-		dst = t.discardOldest(dst, e, DropQueuePackets)
+		t.discardOldest(e, DropQueuePackets)
 	}
 	for e.queue != nil && e.queue.octets+len(pkt) > t.o.maxQueuedOctets() {
-		dst = t.discardOldest(dst, e, DropQueueOctets)
+		t.discardOldest(e, DropQueueOctets)
 	}
 	for e.queue != nil && t.queued+len(pkt) > t.o.maxTotalOctets() {
-		dst = t.discardOldest(dst, e, DropQueueTotal)
+		t.discardOldest(e, DropQueueTotal)
 	}
 	if e.queue == nil {
 		e.queue = new(queue)
@@ -40,10 +43,9 @@ func (t *Table) enqueue(dst []Action, e *entry, pkt []byte) []Action {
 	e.queue.packets = append(e.queue.packets, pkt)
 	e.queue.octets += len(pkt)
 	t.queued += len(pkt)
-	return dst
 }
 
-func (t *Table) discardOldest(dst []Action, e *entry, why Drop) []Action {
+func (t *Table) discardOldest(e *entry, why Drop) {
 	q := e.queue
 	pkt := q.packets[0]
 	q.packets[0] = nil
@@ -53,14 +55,13 @@ func (t *Table) discardOldest(dst []Action, e *entry, why Drop) []Action {
 	if len(q.packets) == 0 {
 		e.queue = nil
 	}
-	return t.discard(dst, e.ip, pkt, why)
+	t.discard(e.ip, pkt, why)
 }
 
-func (t *Table) discardQueue(dst []Action, e *entry, why Drop) []Action {
+func (t *Table) discardQueue(e *entry, why Drop) {
 	for e.queue != nil {
-		dst = t.discardOldest(dst, e, why)
+		t.discardOldest(e, why)
 	}
-	return dst
 }
 
 // takeQueue empties the queue of e and returns its packets.

@@ -48,39 +48,41 @@ func (t *Table) silent(e *entry, solicited bool) bool {
 
 // claim handles a claim that e has moved to link: it begins a challenge, which probes the old
 // place. Without an own address to probe from it believes the claim.
-func (t *Table) claim(dst []Action, now time.Time, e *entry, link encap.LinkAddr, solicited bool) []Action {
-	last := e.changed
-	if link.GID == e.link.GID {
-		last = e.moved
-	}
+func (t *Table) claim(e *entry, link encap.LinkAddr, solicited bool) {
 	switch r := e.rival; {
-	case r != nil:
+	case r != nil && (link.GID == e.link.GID && r.link.GID != link.GID || link.Key() == r.link.Key()):
 		// The first claim counts, unless this one is the first that keeps the GID of e.
-		if link.GID == e.link.GID && r.link.GID != link.GID || link.Key() == r.link.Key() {
-			r.link, r.solicited = link, solicited || r.solicited && link.Key() == r.link.Key()
-			return dst
-		}
-		return t.refuse(dst, DropLocked, e.ip, link, link)
-	case t.since(now, last) < lockTime:
-		return t.refuse(dst, DropLocked, e.ip, link, link)
+		r.link, r.solicited = link, solicited || r.solicited && link.Key() == r.link.Key()
+	case r != nil, t.locked(e, link):
+		t.refuse(DropLocked, e.ip, link, link)
 	case t.challenges >= maxChallenges:
-		return t.refuse(dst, DropChallenges, e.ip, link, link)
+		t.refuse(DropChallenges, e.ip, link, link)
 	case t.source(e.ip, netip.Addr{}) == nil:
-		return t.move(dst, now, e, link, solicited)
+		t.move(e, link, solicited)
+	default:
+		e.rival = &rival{link, solicited}
+		t.challenges++
+		t.n.Challenges++
+		t.setState(e, StateProbe)
+		t.challenge(e)
 	}
-	e.rival = &rival{link, solicited}
-	t.challenges++
-	t.n.Challenges++
-	t.setState(now, e, StateProbe)
-	return t.challenge(dst, now, e)
+}
+
+// locked reports whether it is too soon after a change of e for a claim that e is at link.
+func (t *Table) locked(e *entry, link encap.LinkAddr) bool {
+	if link.GID == e.link.GID {
+		return t.since(e.moved) < lockTime
+	}
+	return t.since(e.changed) < lockTime
 }
 
 // challenge probes the old place of e. After challengeProbes without an answer, or without an own
 // address, it believes the rival.
-func (t *Table) challenge(dst []Action, now time.Time, e *entry) []Action {
+func (t *Table) challenge(e *entry) {
 	a := t.source(e.ip, netip.Addr{})
 	if r := *e.rival; int(e.queries) >= challengeProbes || a == nil {
-		return t.move(dst, now, e, r.link, r.solicited)
+		t.move(e, r.link, r.solicited)
+		return
 	}
 	e.queries++
 	t.n.Probes++
@@ -88,8 +90,8 @@ func (t *Table) challenge(dst []Action, now time.Time, e *entry) []Action {
 	if e.rival.link.GID == e.link.GID {
 		wait = restartWait
 	}
-	t.set(&e.timer, now.Add(wait))
-	return t.sendQuery(dst, a, e.ip, Dest{LinkAddr: e.link})
+	t.set(&e.timer, t.now.Add(wait))
+	t.sendQuery(a, e.ip, Dest{LinkAddr: e.link})
 }
 
 // endChallenge forgets the rival of e.
@@ -102,34 +104,33 @@ func (t *Table) endChallenge(e *entry) {
 
 // defended notes a message from the known place of e: the claim of its rival is false, or both have
 // the address.
-func (t *Table) defended(dst []Action, now time.Time, e *entry) []Action {
+func (t *Table) defended(e *entry) {
 	if e.rival == nil {
-		return dst
+		return
 	}
 	r := *e.rival
 	t.endChallenge(e)
-	e.changed = t.instant(now) // the next claim must wait for lockTime, as after a change
+	e.changed = t.instant(t.now) // the next claim must wait for lockTime, as after a change
 	e.moved = e.changed
-	if e.used == 0 || t.since(now, e.used) > t.o.reachableTime() {
-		t.setState(now, e, StateStale)
+	if t.inUse(e) {
+		t.setState(e, StateDelay)
 	} else {
-		t.setState(now, e, StateDelay)
+		t.setState(e, StateStale)
 	}
 	if m := t.movesOf(e); !m.refused {
 		m.refused = true
 		t.o.Log.Warn("another host claims the address of a neighbour, which still answers", "ip", e.ip, "neighbour",
 			e.link, "claimed", r.link)
 	}
-	return t.refuse(dst, DropStillThere, e.ip, r.link, r.link)
+	t.refuse(DropStillThere, e.ip, r.link, r.link)
 }
 
 // asks notes that the host at by asks for ip. So that host does not have ip. If by is the known
 // place of neighbour ip, we believe its rival at once.
-func (t *Table) asks(dst []Action, now time.Time, ip netip.Addr, by encap.LinkAddr) []Action {
+func (t *Table) asks(ip netip.Addr, by encap.LinkAddr) {
 	if e := t.entries[ip]; e != nil && e.rival != nil && by.Key() == e.link.Key() {
-		return t.move(dst, now, e, e.rival.link, e.rival.solicited)
+		t.move(e, e.rival.link, e.rival.solicited)
 	}
-	return dst
 }
 
 func (t *Table) movesOf(e *entry) *moves {
@@ -140,29 +141,28 @@ func (t *Table) movesOf(e *entry) *moves {
 }
 
 // move records that e is at link from now on.
-func (t *Table) move(dst []Action, now time.Time, e *entry, link encap.LinkAddr, solicited bool) []Action {
+func (t *Table) move(e *entry, link encap.LinkAddr, solicited bool) {
 	old := e.link
-	t.setLink(now, e, link)
-	e.moved = t.instant(now)
+	t.setLink(e, link)
+	e.moved = t.instant(t.now)
 	t.n.Changed++
-	t.tellMove(now, e, old)
-	dst = append(dst, Changed{IP: e.ip, Old: old, New: link})
+	t.tellMove(e, old)
+	t.act(Changed{IP: e.ip, Old: old, New: link})
 	if solicited {
-		e.answered = t.instant(now)
-		t.confirm(now, e)
-		return dst
+		e.answered = t.instant(t.now)
+		t.confirm(e)
+		return
 	}
 	e.confirmed = 0
-	t.setState(now, e, StateStale)
-	return dst
+	t.setState(e, StateStale)
 }
 
 // tellMove logs a move. When e first moves back to the place before, within settledTime, it logs
 // that e moves back and forth. After that it logs nothing until e has stayed in one place for
 // settledTime.
-func (t *Table) tellMove(now time.Time, e *entry, old encap.LinkAddr) {
+func (t *Table) tellMove(e *entry, old encap.LinkAddr) {
 	m := t.movesOf(e)
-	if m.at != 0 && t.since(now, m.at) >= settledTime {
+	if m.at != 0 && t.since(m.at) >= settledTime {
 		*m = moves{}
 	}
 	switch back := m.at != 0 && m.from == e.link; {
@@ -173,5 +173,5 @@ func (t *Table) tellMove(now time.Time, e *entry, old encap.LinkAddr) {
 	default:
 		t.o.Log.Info("neighbour changed its link-layer address", "ip", e.ip, "old", old, "new", e.link)
 	}
-	m.from, m.at = old, t.instant(now)
+	m.from, m.at = old, t.instant(t.now)
 }

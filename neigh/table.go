@@ -1,9 +1,10 @@
 package neigh
 
 import (
-	"fmt"
+	"cmp"
 	"iter"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
@@ -40,6 +41,10 @@ type Table struct {
 	askSwept time.Time
 
 	n Counters
+
+	// These are set during a Step only.
+	out []Action
+	now time.Time
 }
 
 // New returns a Table without neighbours and addresses.
@@ -47,9 +52,7 @@ func New(o Options) *Table {
 	if o.Rand == nil {
 		o.Rand = rand.New(rand.NewPCG(rand.Uint64(), rand.Uint64()))
 	}
-	if o.Log == nil {
-		o.Log = slog.New(slog.DiscardHandler)
-	}
+	o.Log = cmp.Or(o.Log, slog.New(slog.DiscardHandler))
 	return &Table{
 		o:       o,
 		link:    o.LinkAddr,
@@ -65,120 +68,44 @@ func New(o Options) *Table {
 // Step applies ev at time now and appends to dst what the driver must do, in
 // order. It is the only way the state changes.
 func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
-	switch ev := ev.(type) {
-	case Resolve:
-		return t.resolve(dst, now, plain(ev.IP), ev.Packet, ev.Source)
-	case Recall:
-		return t.recall(dst, now, ev)
-	case Used:
-		if e := t.entries[plain(ev.IP)]; e != nil {
-			t.use(now, e)
-		}
-		return dst
-	case Confirmed:
-		if e := t.entries[plain(ev.IP)]; e != nil && e.state.Known() {
-			t.confirm(now, e)
-		}
-		return dst
-	case ConfirmedLink:
-		t.confirmAll(now, ev.LinkAddr)
-		return dst
-	case DoubtedLink:
-		for _, e := range t.at(ev.LinkAddr) {
-			dst = t.doubt(dst, now, e)
-		}
-		return t.releasedBy(dst, now, ev.LinkAddr)
-	case Forget:
-		if e := t.entries[plain(ev.IP)]; e != nil {
-			return t.remove(dst, e, ExpireForgotten, DropForgotten)
-		}
-		return dst
-	case ForgetLink:
-		return t.releasedBy(t.forget(dst, t.at(ev.LinkAddr)), now, ev.LinkAddr)
-	case Flush:
-		return t.forget(dst, t.sorted())
-	case RecvARP:
-		return t.recvARP(dst, now, ev.From, ev.Payload)
-	case RecvND:
-		return t.recvND(dst, now, ev.From, ev.Payload)
-	case AddrAdded:
-		return t.addAddr(dst, now, ev.Prefix)
-	case AddrRemoved:
-		return t.removeAddr(dst, now, plain(ev.IP))
-	case Insist:
-		return t.insist(dst, now, t.own[plain(ev.IP)])
-	case OtherIs:
-		return t.otherIs(dst, now, ev)
-	case Reannounce:
-		return t.reannounce(dst, now)
-	case Wake:
-		return t.wake(dst, now)
-	case SetHints, SetLinkAddr, SetFlags, SetRouter, SetStaleTime, SetPolicy:
-		return t.configure(dst, now, ev)
-	default:
-		panic(fmt.Sprintf("neigh: unknown event %T", ev)) // our bug, not the peer's
-	}
-}
-
-// configure applies an event that changes a setting.
-func (t *Table) configure(dst []Action, now time.Time, ev Event) []Action {
-	switch ev := ev.(type) {
-	case SetHints:
-		t.hints = ev.Hints
-		return dst
-	case SetLinkAddr:
-		if ev.LinkAddr == t.link {
-			return dst
-		}
-		t.link = ev.LinkAddr
-		return t.reannounce(dst, now)
-	case SetFlags:
-		t.link.Flags = ev.Flags
-		return dst
-	case SetRouter:
-		return t.setRouter(dst, now, ev.On)
-	case SetStaleTime:
-		t.o.StaleTime = ev.After
-		return dst
-	case SetPolicy:
-		t.o.AcceptAlways, t.o.MaxNeighbors = ev.AcceptAlways, ev.MaxNeighbors
-		return t.shrink(dst)
-	}
+	t.out, t.now = dst, now
+	ev.step(t)
+	dst, t.out = t.out, nil
 	return dst
 }
+
+func (t *Table) act(a Action) { t.out = append(t.out, a) }
 
 // forget removes entries because of ForgetLink or Flush.
-func (t *Table) forget(dst []Action, entries []*entry) []Action {
+func (t *Table) forget(entries []*entry) {
 	for _, e := range entries {
-		dst = t.remove(dst, e, ExpireForgotten, DropForgotten)
+		t.remove(e, ExpireForgotten, DropForgotten)
 	}
-	return dst
 }
 
 // wake runs the timers that are due.
-func (t *Table) wake(dst []Action, now time.Time) []Action {
-	at := t.instant(now)
+func (t *Table) wake() {
+	at := t.instant(t.now)
 	for tm := t.timers.First(); tm != nil && at >= tm.at; tm = t.timers.First() {
 		t.timers.Stop(tm)
 		if tm.entry != nil {
-			dst = t.entryTimer(dst, now, tm.entry)
+			t.entryTimer(tm.entry)
 		} else {
-			dst = t.addrTimer(dst, now, tm.own)
+			t.addrTimer(tm.own)
 		}
 	}
-	return dst
 }
 
 // Deadline returns when the driver must send Wake; zero means never.
 func (t *Table) Deadline() time.Time { return t.time(t.timers.first()) }
 
 // Lookup returns the entry of ip.
-func (t *Table) Lookup(ip netip.Addr) (Neighbor, bool) {
+func (t *Table) Lookup(ip netip.Addr) (n Neighbor, known bool) {
 	e := t.entries[plain(ip)]
-	if e == nil {
-		return Neighbor{}, false
+	if e != nil {
+		n = t.snapshot(e)
 	}
-	return t.snapshot(e), true
+	return n, e != nil
 }
 
 // All yields the entries in no order. Steps may run between two yields. An entry that is added or
@@ -226,12 +153,7 @@ func (t *Table) drop(d Drop) { t.n.Drops[d]++ }
 // sorted returns the entries ordered by address: what is done to all of them must not depend on
 // the order of a map.
 func (t *Table) sorted() []*entry {
-	es := make([]*entry, 0, len(t.entries))
-	for _, e := range t.entries {
-		es = append(es, e)
-	}
-	slices.SortFunc(es, func(a, b *entry) int { return a.ip.Compare(b.ip) })
-	return es
+	return slices.SortedFunc(maps.Values(t.entries), func(a, b *entry) int { return a.ip.Compare(b.ip) })
 }
 
 // plain returns a as a key: no zone (there is one interface), IPv4 unmapped.

@@ -265,13 +265,10 @@ func (s *Search) Wake(dst []Probe, now time.Time) (probes []Probe, changed bool)
 func (s *Search) Used(dst []Probe, now time.Time, id uint64) []Probe {
 	s.used = now
 	switch {
-	case s.state == Searching:
+	case s.state == Disabled && !now.Before(s.again):
+		return s.Start(dst, now, id)
+	case s.state != Complete:
 		return dst
-	case s.state == Disabled:
-		if now.Before(s.again) {
-			return dst
-		}
-		return s.begin(dst, now, id, min(s.result, s.most), -1, heardFirst)
 	case s.most > s.result && s.RaiseDue(now):
 		return s.Raise(dst, now, id)
 	case now.Sub(s.confirmed) >= confirmEvery:

@@ -44,3 +44,35 @@ func TestBucket(t *testing.T) {
 		t.Error("after an hour it is not full")
 	}
 }
+
+// At the bound a key gets a bucket only if others are full, which is looked for once a second.
+func TestBuckets(t *testing.T) {
+	const rate, most = 1, 2
+	start := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	var all Buckets[string]
+	for _, tt := range []struct {
+		name, key string
+		at        time.Duration
+		want      bool
+		n         int
+	}{
+		{"the first", "a", 0, true, 1},
+		{"the second", "b", 0, true, 2},
+		{"one that is there", "a", 0, true, 2},
+		{"no room", "c", 0, false, 2},
+		{"not looked for again yet", "c", 999 * time.Millisecond, false, 2},
+		{"only a is not full", "c", 1500 * time.Millisecond, true, 2},
+		{"b is gone", "b", 1500 * time.Millisecond, false, 2},
+	} {
+		b := all.Get(start.Add(tt.at), tt.key, rate, most)
+		if got := b != nil; got != tt.want {
+			t.Errorf("%s: a bucket: %v, want %v", tt.name, got, tt.want)
+		}
+		if b != nil {
+			b.Take(start.Add(tt.at), rate, most)
+		}
+		if got := all.Len(); got != tt.n {
+			t.Errorf("%s: %d buckets, want %d", tt.name, got, tt.n)
+		}
+	}
+}

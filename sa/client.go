@@ -2,13 +2,13 @@ package sa
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/lru"
 	"ipoibcm/timerheap"
 	wire "ipoibcm/wire/sa"
 )
@@ -73,8 +73,7 @@ type Client struct {
 	groups   map[ib.GID]*group
 	order    []*group // in the order of their first Join
 	paths    map[PathKey]*path
-	oldest   *path // ends of the list of paths, ordered by last use
-	newest   *path
+	used     lru.List[path, *path] // all paths
 	traps    []*subscription
 	queue    []*task // tasks that wait to be sent, oldest first
 	byTID    map[uint32]*task
@@ -111,40 +110,18 @@ func New(opt Options) *Client {
 // order. It is the only way the state changes.
 func (c *Client) Step(dst []Action, now time.Time, ev Event) []Action {
 	c.dst, c.now = dst, now
-	switch ev := ev.(type) {
-	case RecvMAD:
-		c.recv(ev.MAD)
-	case Wake:
-		c.wake()
-	case SetPort:
-		c.setPort(ev.Port)
-	case Reregister:
-		c.counters.reregisters++
-		if c.state != StateDown {
-			c.begin()
-		}
-	case Join:
-		c.join(ev)
-	case Leave:
-		c.leave(ev)
-	case Query:
-		c.query(ev.PathKey)
-	case Doubt:
-		if p := c.paths[ev.PathKey]; p != nil && !p.inQuestion() {
-			c.forget(p)
-		}
-	case Subscribe:
-		c.subscribe(ev.Trap)
-	case Unsubscribe:
-		c.unsubscribe(ev.Trap)
-	case Finish:
-		c.finish()
-	default:
-		panic(fmt.Sprintf("sa: unknown event %T", ev)) // our bug, not the administrator's
-	}
+	ev.step(c)
 	c.pump()
 	dst, c.dst = c.dst, nil
 	return dst
+}
+
+// reregister handles the event Reregister.
+func (c *Client) reregister() {
+	c.counters.reregisters++
+	if c.state != StateDown {
+		c.begin()
+	}
 }
 
 // finish lifts MaxInFlight, so that Step, in StateReady, sends at once all MADs in the queue: the
@@ -241,8 +218,7 @@ func (c *Client) renewAll() {
 		c.renew(g)
 	}
 	for _, s := range c.traps {
-		s.held = s.held && !s.wanted
-		c.enqueue(s.task)
+		c.due(s.task)
 	}
 }
 
@@ -256,15 +232,15 @@ func (c *Client) down() {
 	c.info = wire.ClassPortInfo{}
 	c.recall()
 	c.flush()
-	for _, p := range c.pathsInOrder() { // flush has left those in question only
+	for _, p := range c.used.Values() { // flush has left those in question only
 		c.pathFailed(p, NoAdmin, 0)
 	}
-	for _, g := range append([]*group(nil), c.order...) {
+	for _, g := range slices.Clone(c.order) {
 		if g.want == 0 { // the administrator removes an absent port from its groups by itself
 			c.remove(g)
-			continue
+		} else {
+			c.renew(g)
 		}
-		c.renew(g)
 	}
 }
 

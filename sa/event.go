@@ -57,7 +57,7 @@ func (p Port) wellKnown() ib.GID {
 }
 
 // An Event is something that happened: one of the types of this file.
-type Event interface{ isEvent() }
+type Event interface{ step(*Client) }
 
 // SetPort sets the current state of the port. Repeating it is harmless.
 type SetPort struct{ Port }
@@ -136,17 +136,17 @@ type Unsubscribe struct{ Trap wire.Trap }
 // whose own MAD has no answer yet. The driver need not wait for the answers.
 type Finish struct{}
 
-func (SetPort) isEvent()     {}
-func (Reregister) isEvent()  {}
-func (RecvMAD) isEvent()     {}
-func (Wake) isEvent()        {}
-func (Join) isEvent()        {}
-func (Leave) isEvent()       {}
-func (Query) isEvent()       {}
-func (Doubt) isEvent()       {}
-func (Subscribe) isEvent()   {}
-func (Unsubscribe) isEvent() {}
-func (Finish) isEvent()      {}
+func (ev SetPort) step(c *Client)     { c.setPort(ev.Port) }
+func (Reregister) step(c *Client)     { c.reregister() }
+func (ev RecvMAD) step(c *Client)     { c.recv(ev.MAD) }
+func (Wake) step(c *Client)           { c.wake() }
+func (ev Join) step(c *Client)        { c.join(ev) }
+func (ev Leave) step(c *Client)       { c.leave(ev) }
+func (ev Query) step(c *Client)       { c.query(ev.PathKey) }
+func (ev Doubt) step(c *Client)       { c.doubt(ev.PathKey) }
+func (ev Subscribe) step(c *Client)   { c.subscribe(ev.Trap) }
+func (ev Unsubscribe) step(c *Client) { c.unsubscribe(ev.Trap) }
+func (Finish) step(c *Client)         { c.finish() }
 
 // An Action is something the driver must do or tell the user: one of the types below.
 type Action interface{ isAction() }

@@ -46,7 +46,7 @@ func (c *Client) join(ev Join) {
 		g.stale = true // fields other than State may have changed
 	}
 	g.join, g.want, g.failing, g.told = ev, ev.State, false, false
-	c.hasten(g)
+	c.hasten(g.task)
 }
 
 // leave handles the event Leave.
@@ -60,7 +60,7 @@ func (c *Client) leave(ev Leave) {
 		c.remove(g)
 		return
 	}
-	c.hasten(g)
+	c.hasten(g.task)
 }
 
 // remove forgets g and returns Left to the user.
@@ -71,11 +71,11 @@ func (c *Client) remove(g *group) {
 	c.act(Left{g.join.MGID})
 }
 
-// hasten queues the question of g, unless one is unanswered.
-func (c *Client) hasten(g *group) {
-	if g.task.status != sent {
-		g.task.failures = 0
-		c.enqueue(g.task)
+// hasten queues t, unless its question is unanswered.
+func (c *Client) hasten(t *task) {
+	if t.status != sent {
+		t.failures = 0
+		c.enqueue(t)
 	}
 }
 

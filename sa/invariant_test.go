@@ -44,7 +44,7 @@ func (c *Client) check() error {
 		all = append(all, s.task)
 	}
 	listed := 0
-	for p := c.oldest; p != nil; p = p.newer {
+	for _, p := range c.used.Values() {
 		listed++
 		if c.paths[p.key] != p {
 			return fmt.Errorf("path to %v is listed and not in paths", p.key.DGID)

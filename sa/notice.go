@@ -1,6 +1,7 @@
 package sa
 
 import (
+	"cmp"
 	"slices"
 
 	"ipoibcm/ib"
@@ -41,7 +42,7 @@ func (c *Client) subscribe(t wire.Trap) {
 		return
 	}
 	s.wanted = true
-	c.hastenTrap(s)
+	c.hasten(s.task)
 }
 
 // unsubscribe handles the event Unsubscribe.
@@ -55,14 +56,7 @@ func (c *Client) unsubscribe(t wire.Trap) {
 		c.removeTrap(s)
 		return
 	}
-	c.hastenTrap(s)
-}
-
-func (c *Client) hastenTrap(s *subscription) {
-	if s.task.status != sent {
-		s.task.failures = 0
-		c.enqueue(s.task)
-	}
+	c.hasten(s.task)
 }
 
 func (c *Client) removeTrap(s *subscription) {
@@ -70,19 +64,19 @@ func (c *Client) removeTrap(s *subscription) {
 	c.traps = slices.DeleteFunc(c.traps, func(o *subscription) bool { return o == s })
 }
 
-func (c *Client) trapQuestion(s *subscription) (wire.Message, bool) {
+func (c *Client) trapQuestion(s *subscription) (msg wire.Message, ok bool) {
 	switch {
-	case s.wanted == s.held && s.wanted:
+	case s.wanted != s.held:
+		return wire.Message{Header: wire.Header{Method: wire.MethodSet}, Record: wire.InformInfo{
+			LIDBegin: wire.AnyLID, Generic: true, Subscribe: s.wanted, Type: wire.AnyType, Trap: s.trap,
+			QPN: ib.QPNGSI, ResponseTime: reportWait, Producer: wire.AnyProducer,
+		}}, true
+	case s.wanted:
 		c.refresh(s.task)
-		return wire.Message{}, false
-	case s.wanted == s.held:
+	default:
 		c.removeTrap(s)
-		return wire.Message{}, false
 	}
-	return wire.Message{Header: wire.Header{Method: wire.MethodSet}, Record: wire.InformInfo{
-		LIDBegin: wire.AnyLID, Generic: true, Subscribe: s.wanted, Type: wire.AnyType, Trap: s.trap,
-		QPN: ib.QPNGSI, ResponseTime: reportWait, Producer: wire.AnyProducer,
-	}}, true
+	return msg, false
 }
 
 // trapAnswered handles an answer about s. It returns false if the record does not match the
@@ -114,9 +108,7 @@ func (c *Client) report(in *MAD, m wire.Message) {
 	out := &MAD{Peer: in.Peer}
 	m.Method = wire.MethodReportResp
 	m.AppendBinary(out.Data[:0])
-	if out.Peer.QKey == 0 {
-		out.Peer.QKey = ib.QKeyGSI
-	}
+	out.Peer.QKey = cmp.Or(out.Peer.QKey, ib.QKeyGSI)
 	c.act(SendMAD{MAD: out})
 	if s := c.findTrap(n.Trap); s == nil || !s.wanted || !n.Generic {
 		c.counters.strayReports++
@@ -133,7 +125,7 @@ func (c *Client) report(in *MAD, m wire.Message) {
 		c.act(PathGone{gid})
 	case wire.TrapGroupCreated:
 		if g := c.groups[gid]; g != nil && g.failing {
-			c.hasten(g)
+			c.hasten(g.task)
 		}
 	case wire.TrapGroupDeleted:
 		c.groupDeleted(c.groups[gid])
@@ -152,5 +144,5 @@ func (c *Client) groupDeleted(g *group) {
 	if g.want&(wire.FullMember|wire.SendOnlyFullMember) == 0 {
 		c.tellFailed(g, JoinFailed{MGID: g.join.MGID, Cause: Deleted, NoGroup: true})
 	}
-	c.hasten(g)
+	c.hasten(g.task)
 }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/lru"
 	"ipoibcm/verbs"
 	wire "ipoibcm/wire/sa"
 )
@@ -20,7 +21,7 @@ type path struct {
 	giveUp time.Time
 	task   *task
 
-	older, newer *path
+	lru.Links[path] // in Client.used
 }
 
 // inQuestion reports whether p waits for an answer, or to be asked about.
@@ -54,6 +55,13 @@ func (c *Client) query(key PathKey) {
 	c.enqueue(p.task)
 }
 
+// doubt handles the event Doubt.
+func (c *Client) doubt(key PathKey) {
+	if p := c.paths[key]; p != nil && !p.inQuestion() {
+		c.forget(p)
+	}
+}
+
 // answer tells the user the outcome for p.
 func (c *Client) answer(p *path) {
 	if p.found {
@@ -78,9 +86,9 @@ func (c *Client) pathOf(r wire.PathRecord) verbs.Path {
 // not in question; it returns nil if all are in question.
 func (c *Client) newPath(key PathKey) *path {
 	if len(c.paths) >= c.opt.MaxPaths {
-		old := c.oldest
+		old := c.used.Oldest()
 		for old != nil && old.inQuestion() {
-			old = old.newer
+			old = old.Newer()
 		}
 		if old == nil {
 			return nil
@@ -91,7 +99,7 @@ func (c *Client) newPath(key PathKey) *path {
 	p := &path{key: key, task: c.newTask(kindPath)}
 	p.task.path = p
 	c.paths[key] = p
-	c.link(p)
+	c.used.Push(p)
 	return p
 }
 
@@ -130,7 +138,7 @@ func (c *Client) pathFailed(p *path, cause Cause, s wire.Status) {
 // flush forgets all paths but those in question, and returns Flushed if one of them had been found.
 func (c *Client) flush() {
 	told := false
-	for _, p := range c.pathsInOrder() {
+	for _, p := range c.used.Values() {
 		if !p.inQuestion() {
 			told = told || p.found
 			c.forget(p)
@@ -143,53 +151,21 @@ func (c *Client) flush() {
 
 // forgetPort forgets the paths to dgid that are not in question.
 func (c *Client) forgetPort(dgid ib.GID) {
-	for _, p := range c.pathsInOrder() {
+	for _, p := range c.used.Values() {
 		if p.key.DGID == dgid && !p.inQuestion() {
 			c.forget(p)
 		}
 	}
 }
 
-// pathsInOrder returns all paths, those not used for longest first.
-func (c *Client) pathsInOrder() []*path {
-	all := make([]*path, 0, len(c.paths))
-	for p := c.oldest; p != nil; p = p.newer {
-		all = append(all, p)
-	}
-	return all
-}
-
 func (c *Client) forget(p *path) {
 	c.stop(p.task)
 	delete(c.paths, p.key)
-	c.unlink(p)
+	c.used.Remove(p)
 }
 
 // use moves p to the newest end of the list.
 func (c *Client) use(p *path) {
-	c.unlink(p)
-	c.link(p)
-}
-
-func (c *Client) link(p *path) {
-	p.older, p.newer = c.newest, nil
-	if c.newest != nil {
-		c.newest.newer = p
-	} else {
-		c.oldest = p
-	}
-	c.newest = p
-}
-
-func (c *Client) unlink(p *path) {
-	if p.older != nil {
-		p.older.newer = p.newer
-	} else {
-		c.oldest = p.newer
-	}
-	if p.newer != nil {
-		p.newer.older = p.older
-	} else {
-		c.newest = p.older
-	}
+	c.used.Remove(p)
+	c.used.Push(p)
 }

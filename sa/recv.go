@@ -1,6 +1,7 @@
 package sa
 
 import (
+	"cmp"
 	"time"
 
 	"ipoibcm/ib"
@@ -102,19 +103,11 @@ func (c *Client) redirected(t *task, m wire.Message) {
 		c.failed(t, Redirected, m.Status)
 		return
 	}
-	if t.to != c.admin { // an earlier redirection has moved admin since t was sent
-		c.enqueue(t)
-		return
-	}
-	c.counters.redirects++
-	c.admin = Address{LID: l.LID, SL: l.SL, QPN: l.QPN, QKey: l.QKey, PKey: l.PKey}
-	if c.admin.QKey == 0 {
-		c.admin.QKey = ib.QKeyGSI
-	}
-	if c.port.GRHRequired {
-		c.admin.GID, c.admin.FlowLabel, c.admin.TrafficClass = l.GID, l.FlowLabel, l.TrafficClass
-		if l.GID.IsZero() {
-			c.admin.GID = c.port.wellKnown()
+	if t.to == c.admin { // otherwise an earlier redirection has moved admin since t was sent
+		c.counters.redirects++
+		c.admin = Address{LID: l.LID, SL: l.SL, QPN: l.QPN, QKey: cmp.Or(l.QKey, ib.QKeyGSI), PKey: l.PKey}
+		if c.port.GRHRequired {
+			c.admin.GID, c.admin.FlowLabel, c.admin.TrafficClass = cmp.Or(l.GID, c.port.wellKnown()), l.FlowLabel, l.TrafficClass
 		}
 	}
 	c.enqueue(t)

@@ -189,21 +189,15 @@ func (c *Client) expire(t *task) {
 	switch {
 	case late && t.status == pausing:
 		c.failed(t, Busy, 0)
-		return
-	case late:
-		c.unanswered(t)
-		return
 	case t.status == pausing:
 		c.due(t)
-		return
-	}
-	t.tries++
-	if t == c.probe || t.tries < c.opt.MaxTries {
+	case late, t != c.probe && t.tries+1 >= c.opt.MaxTries:
+		c.unanswered(t)
+	default:
+		t.tries++
 		c.counters.retried[t.kind]++
 		c.transmit(t)
-		return
 	}
-	c.unanswered(t)
 }
 
 // due queues t after its pause.

@@ -29,15 +29,7 @@ const (
 )
 
 // String prints "rfc", "legacy" or "other".
-func (f Form) String() string {
-	switch f {
-	case RFC:
-		return "rfc"
-	case Legacy:
-		return "legacy"
-	}
-	return "other"
-}
+func (f Form) String() string { return [...]string{"other", "rfc", "legacy"}[min(f, Legacy)] }
 
 // New returns the service ID of form f for the interface with UD QPN q. Bits
 // of q above 24 are dropped. For Other it returns 0.

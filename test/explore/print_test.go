@@ -35,7 +35,6 @@ const (
 // not named here is part of the state, new fields too.
 var unprinted = map[string]string{
 	"ipoib.Interface.opt":     "fixed",
-	"ipoib.Interface.log":     "",
 	"ipoib.Interface.now":     "of the last Step",
 	"ipoib.Interface.out":     "of the last Step",
 	"ipoib.Interface.n":       "statistics",
@@ -76,6 +75,8 @@ var unprinted = map[string]string{
 	"cm.conn.tid":             "peers do not look at it",
 	"cm.conn.seq":             "numbers only",
 	"neigh.Table.o":           "fixed",
+	"neigh.Table.out":         "of the last Step",
+	"neigh.Table.now":         "of the last Step",
 	"neigh.Table.lru":         "never full",
 	"neigh.Table.heard":       "never full",
 	"neigh.entry.heard":       "never full",
