@@ -70,7 +70,8 @@ func (f *clientFlags) open() (*client, error) {
 	dial := func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", path)
 	}
-	return &client{path, http.Client{Transport: &http.Transport{DialContext: dial}}}, nil
+	// Most commands ask once, and each question of the others has a client of its own.
+	return &client{path, http.Client{Transport: &http.Transport{DialContext: dial, DisableKeepAlives: true}}}, nil
 }
 
 // stream asks the agent, and returns the body of a good answer.

@@ -62,6 +62,7 @@ func newRun() *cobra.Command {
 				ctx, r.hangup, stop = hangups(ctx, file)
 				defer stop()
 			}
+			signal.Ignore(syscall.SIGPIPE) // the reader of the log may leave: a line is lost, and nothing else
 			if len(all) > 1 {
 				err = runAll(ctx, all, r, readAll)
 			} else {
@@ -113,7 +114,6 @@ type reloading struct {
 
 // run serves one interface as s says.
 func run(ctx context.Context, s settings, r reloading) error {
-	signal.Ignore(syscall.SIGPIPE) // the reader of the log may leave: a line is lost, and nothing else
 	r.level.Set(s.level)
 	queue := logqueue.New(os.Stderr, logqueue.Options{Level: r.level, JSON: s.LogFormat == "json"})
 	defer queue.Close(logPatience)
