@@ -129,8 +129,8 @@ func (a *Agent) place() (ns netns.NsHandle, name string, err error) {
 	return ns, a.tun.Name(), err
 }
 
-// prepare gives the device its settings and addresses, and sets it up if up is set. It returns notes about
-// settings that cannot be made, and without which the interface serves all the same.
+// prepare gives the device its settings and addresses, and with up brings its link up. Some settings are
+// optional; notes say which of these failed.
 func (a *Agent) prepare(ns netns.NsHandle, name string, up bool) (notes []string, err error) {
 	d, err := hostnet.OpenIn(ns, name)
 	if err != nil {

@@ -44,8 +44,8 @@ func (n Note) String() string {
 	return line + ": " + n.Text
 }
 
-// messages are the message types with counters of their own. The last one counts all other types
-// too.
+// messages are the message types with counters of their own. The counter of the last one is that of all
+// other types too.
 var messages = [...]mad.AttrID{mad.AttrREQ, mad.AttrMRA, mad.AttrREJ, mad.AttrREP, mad.AttrRTU, mad.AttrDREQ,
 	mad.AttrDREP, mad.AttrSIDRREQ, mad.AttrSIDRREP, mad.AttrLAP, mad.AttrAPR, mad.AttrClassPortInfo}
 

@@ -200,8 +200,8 @@ func (t *Table) reroute(p netip.Prefix) {
 	}
 }
 
-// setFields makes f the fields of packets that make up a flow. If they change, setFields forgets all destinations
-// and resolves the waiting packets again.
+// setFields defines a flow as the packets that are alike in the fields f. If that is a change, setFields forgets
+// all destinations and resolves the waiting packets again.
 func (t *Table) setFields(f rtnl.Fields) {
 	if f == t.dests.fields {
 		return

@@ -14,8 +14,8 @@ type Depths struct {
 	// MaxIRD is the IRD that can be provided if the peer needs it. Below IRD it
 	// counts as IRD.
 	MaxIRD Depth
-	// MinORD is, for a responder, the ORD that its ULP cannot do without: a
-	// request with a smaller IRD is rejected with this value.
+	// MinORD is, for a responder, the least ORD that its ULP needs. It rejects a request
+	// whose IRD is smaller; MinORD is the ORD in that reply, so that the initiator can offer more.
 	MinORD Depth
 }
 

@@ -79,8 +79,8 @@ func Decide(p Packet, h NextHop) Decision {
 		}
 		return d
 	case m < MinIPv6:
-		// The kernel ignores a too-big message that names less than 1280, and IPv6 does not belong
-		// on such a link.
+		// No too-big message: the kernel ignores one that names less than 1280, and a link that
+		// carries less is none for IPv6.
 		return Decision{Verdict: Discard, Reason: ReasonMinimum}
 	}
 	return Decision{Verdict: TooBig, MTU: m} // multicast too: RFC 4443 section 2.4 (e.3)

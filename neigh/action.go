@@ -15,8 +15,8 @@ type Dest struct {
 	Broadcast bool           // the broadcast-GID
 	Group     netip.Addr     // the MGID of this IP multicast group
 	LinkAddr  encap.LinkAddr // unicast to this QPN and GID; the flags do not matter
-	// Later is set if nothing waits for the packet: it is a probe for duplicates, or announces an
-	// address.
+	// Later is set if nothing waits for the packet, so that others may leave before it: it announces an
+	// address, or asks whether another host has that address too.
 	Later bool
 }
 

@@ -27,7 +27,7 @@ type Options struct {
 	// Silent makes this end send no private data, for connections that have no room for it.
 	Silent bool
 	// RecvInv says that this end can receive a Send with Invalidate. The peer may then invalidate
-	// handles whose [Registered] is Invalidatable.
+	// a handle of ours if we registered it as such (field Invalidatable of [Registered]).
 	RecvInv bool
 	// MixedHandles says that a peer must not invalidate some of the memory that is registered. In
 	// version one the peer then invalidates none.

@@ -46,8 +46,8 @@ type target struct {
 	rounds int     // how many rounds are needed; zero sets no limit
 }
 
-// targets returns the targets of a run, at the places where its TCP goodput was measured. If it was
-// measured nowhere, they are at MTU 9000 and 1500 over IPv6.
+// targets returns the targets of a run, for each underlay MTU and address family at which TCP goodput was
+// measured. If it was not measured, these are MTU 9000 and 1500 over IPv6.
 func targets(r *Report) (list []target) {
 	places := r.places(testTCP)
 	if len(places) == 0 {

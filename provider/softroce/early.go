@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// earlyLen holds one packet of the largest path MTU: the longest header a peer can
-	// send, payload, pad and ICRC.
+	// earlyLen holds one packet of the largest path MTU. 64 octets are more than the headers
+	// that a peer can send; a payload of 4096 has no pad.
 	earlyLen = 64 + 4096 + roce.ICRCLen
 	// maxEarly bounds the packets that all queue pairs of a device keep because
 	// earlier ones are missing: 33 MiB.

@@ -11,11 +11,11 @@ import (
 	"ipoibcm/verbs"
 )
 
-// With several data threads each has a receiving socket, and these share one address as
-// a group of SO_REUSEPORT. The QPN decides to which thread a queue pair belongs. A program
+// If there are several data threads, each has a receiving socket, and the sockets share one
+// address (SO_REUSEPORT). The QPN decides to which thread a queue pair belongs. A program
 // of classic BPF, which needs no privilege, has the kernel put a packet into the socket
-// of that thread. UD packets go to the first thread, and with them QP 1, groups and
-// whatever filters look at.
+// of that thread. UD packets go to the first thread. So QP 1, multicast and the filters of
+// datagrams are the first thread's too.
 //
 // The first socket is bound without SO_REUSEPORT, so that two agents on one port still
 // refuse each other. It gets the option afterwards, before the other sockets are bound.
@@ -45,8 +45,8 @@ func (d *Device) Steering() verbs.Offload {
 	return o
 }
 
-// A view is a Device whose completion queues and polled descriptors belong to one of its
-// threads.
+// A view is a Device as one of its threads has it: the completion queues that are made, and the
+// file descriptors that are polled, belong to that thread.
 type view struct {
 	*Device
 	th *thread
