@@ -66,13 +66,13 @@ func (ev Resolve) step(t *Table) {
 		d = &dest{entry: entry{ev.Flow}}
 		t.dests.index.Set(d)
 		t.dests.used.Push(d)
+		var src netip.Addr
 		for p := range t.routes.addrs {
-			if src, ok := ip.Src(ev.Packet); ok && p.Contains(ev.Flow.Dst) {
-				t.do(Expect{Hop: ev.Flow.Dst, Src: src})
-				break
+			if p.Contains(d.flow.Dst) {
+				src, _ = ip.Src(ev.Packet)
 			}
 		}
-		t.ask(d)
+		t.ask(d, src)
 	}
 	switch {
 	case d.hop.IsValid():
@@ -109,15 +109,16 @@ func (ev Stale) step(t *Table) {
 	case t.dests.lookups >= t.opt.MaxLookups:
 		t.do(StaleDest(ev)) // a later packet asks again
 	default:
-		t.ask(d)
+		t.ask(d, netip.Addr{})
 	}
 }
 
-func (t *Table) ask(d *dest) {
+// ask asks the kernel for the next hop of d. If src is valid, that is most likely the destination itself.
+func (t *Table) ask(d *dest, src netip.Addr) {
 	d.asking, d.asked = true, t.dests.generation
 	t.dests.lookups++
 	t.n.Lookups++
-	t.do(Lookup{Flow: d.flow, Link: t.routes.link, Resets: t.dests.resets})
+	t.do(Lookup{Flow: d.flow, Link: t.routes.link, Resets: t.dests.resets, Src: src})
 }
 
 // step gives the kernel's answer to the data path, and forwards the packets that waited for it. If the kernel could
@@ -158,7 +159,7 @@ func (ev Answered) step(t *Table) {
 	case !hop.IsValid():
 		t.forget(d)
 	case ev.Err == nil && d.asked != t.dests.generation: // something changed since it was asked
-		t.ask(d)
+		t.ask(d, netip.Addr{})
 	}
 }
 

@@ -24,14 +24,13 @@ type hop struct {
 // miss returns the path of a hop that is not known: packets are handed up.
 func (t *Table) miss() Path { return Path{Kind: PathMiss, MTU: t.effective(t.opt.UDMTU)} }
 
-// step gives the new UD MTU to each next hop whose path is a miss, and asks again how each next hop is reached.
+// step gives the new UD MTU to each next hop whose path is a miss. The driver sends SetHop for the others.
 func (ev SetUDMTU) step(t *Table) {
 	t.opt.UDMTU, t.routes.dirty = ev.MTU, true
 	for _, a := range slices.SortedFunc(maps.Keys(t.hops), netip.Addr.Compare) {
 		if h := t.hops[a]; h.path.Kind == PathMiss {
 			SetHop{a, h.path}.step(t)
 		}
-		t.do(AskPath{Hop: a})
 	}
 }
 
@@ -42,7 +41,6 @@ func (t *Table) hold(a netip.Addr) {
 		h = &hop{path: t.miss()}
 		t.hops[a] = h
 		t.do(SetPath{Hop: a, Path: h.path})
-		t.do(AskPath{Hop: a})
 	}
 	h.dests++
 }
