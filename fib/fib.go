@@ -71,9 +71,6 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 func (TooBig) step(t *Table) { t.tooBig = t.now }
 func (Stop) step(t *Table)   { t.n.DropDown += uint64(len(t.resetDests(t.dests.fields))) }
 
-// Deadline returns when the driver must send Wake; zero means never.
-func (t *Table) Deadline() time.Time { return t.dests.deadline() }
-
 func (t *Table) do(a Action) { t.out = append(t.out, a) }
 
 func (t *Table) note(a netip.Addr, format string, args ...any) {
@@ -87,7 +84,7 @@ func (t *Table) Fields() rtnl.Fields { return t.dests.fields }
 func (t *Table) Link() rtnl.Link { return t.routes.link }
 
 // Dests returns how many destinations there are.
-func (t *Table) Dests() int { return t.dests.used.Len() }
+func (t *Table) Dests() int { return t.dests.index.Len() }
 
 // Waiting returns how many packets wait for the kernel's answer.
 func (t *Table) Waiting() int { return t.dests.packets }
