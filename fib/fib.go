@@ -29,7 +29,7 @@ type Options struct {
 	UDMTU int // octets of IP over UD; zero means 2044
 
 	// BestMessage is the cheapest message size for the provider in octets, encapsulation header included. Our routes
-	// ask the peers' TCP for no larger messages. Zero sets no limit.
+	// ask the peers' TCP for no larger messages. Zero means 65524, which is no limit.
 	BestMessage int
 
 	MaxDests   int // destinations; zero means 262144
@@ -54,6 +54,7 @@ type Table struct {
 // New returns a machine that knows nothing of the device yet.
 func New(opt Options) *Table {
 	opt.UDMTU, opt.MaxDests = cmp.Or(opt.UDMTU, mtu.DefaultUD), cmp.Or(opt.MaxDests, 1<<18)
+	opt.BestMessage = cmp.Or(opt.BestMessage, mtu.DefaultReceive)
 	opt.MaxLookups, opt.MaxWaiting = cmp.Or(opt.MaxLookups, 1024), cmp.Or(opt.MaxWaiting, 8<<20)
 	return &Table{opt: opt, hops: map[netip.Addr]*hop{}, dests: dests{index: newIndex(&dest{})}, hosts: newIndex(&host{}),
 		routes: routes{addrs: map[netip.Prefix]bool{}, own: map[rtnl.Key]ownRoute{}}}
