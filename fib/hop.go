@@ -80,7 +80,15 @@ func (ev SetHop) step(t *Table) {
 		}
 		h.path = path
 	}
-	t.wantHost(a, want)
+	h := t.hosts.get(rtnl.Flow{Dst: a})
+	if h == nil && want != 0 {
+		h = &host{entry: entry{rtnl.Flow{Dst: a}}, doubt: true}
+		t.hosts.Set(h)
+	}
+	if h != nil && h.want != want {
+		h.want, t.routes.dirty = want, true // a connected route may show it
+		t.place(h)
+	}
 }
 
 // A HopInfo is one next hop.

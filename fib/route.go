@@ -66,12 +66,10 @@ func (ev Host) step(t *Table) {
 // resync replaces all that is known of the device. It applies the differences as single changes: first what is gone,
 // then what is new.
 func (t *Table) resync(s *rtnl.Snapshot) {
-	gone := maps.Clone(t.routes.addrs)
-	for _, a := range s.Addrs {
-		delete(gone, a.Prefix)
-	}
-	for _, p := range slices.SortedFunc(maps.Keys(gone), netip.Prefix.Compare) {
-		t.setAddr(rtnl.Event{Kind: rtnl.AddrGone, Addr: rtnl.Addr{Prefix: p}})
+	for _, p := range slices.SortedFunc(maps.Keys(t.routes.addrs), netip.Prefix.Compare) {
+		if !slices.ContainsFunc(s.Addrs, func(a rtnl.Addr) bool { return a.Prefix == p }) {
+			t.setAddr(rtnl.Event{Kind: rtnl.AddrGone, Addr: rtnl.Addr{Prefix: p}})
+		}
 	}
 	if !s.Link.Up {
 		t.setLink(s.Link)
