@@ -48,8 +48,7 @@ type dests struct {
 // lookups returns how many Lookups are under way.
 func (s *dests) lookups() int { return s.index.Len() - s.idle.Len() }
 
-// Deadline returns when the driver must send Wake, because the oldest destination has been unused for so long that it
-// is forgotten. Zero means never.
+// Deadline returns when the driver must send Wake, which forgets the oldest idle destination. Zero means never.
 func (t *Table) Deadline() time.Time {
 	if d := t.dests.idle.Oldest(); d != nil {
 		return d.answered.Add(2 * maxAge)

@@ -44,7 +44,7 @@ type Table struct {
 	hops   map[netip.Addr]*hop
 	hosts  index[*host]
 	routes routes    // the kernel's routes of the device, and its state
-	tooBig time.Time // last TooBig; zero if none came since a next hop's MTU rose
+	tooBig time.Time // last TooBig; zero if none came since the last FlushExceptions
 	n      Counters
 
 	now time.Time // time of the Step under way

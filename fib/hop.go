@@ -69,13 +69,10 @@ func (ev SetHop) step(t *Table) {
 	}
 	if h := t.hops[a]; h != nil && h.path != path {
 		t.do(SetPath{Hop: a, Path: path})
-		if path.MTU > h.path.MTU {
-			// The kernel may remember a smaller path MTU for destinations behind a gateway, and would use it for as
-			// long as exceptionLife.
-			if t.now.Sub(t.tooBig) < exceptionLife {
-				t.n.Flushes++
-				t.do(FlushExceptions{})
-			}
+		if path.MTU > h.path.MTU && t.now.Sub(t.tooBig) < exceptionLife {
+			// The kernel may remember a smaller path MTU for destinations behind a gateway, and would use it still.
+			t.n.Flushes++
+			t.do(FlushExceptions{})
 			t.tooBig = time.Time{}
 		}
 		h.path = path

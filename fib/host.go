@@ -31,15 +31,13 @@ func (t *Table) place(h *host) {
 	there := h.have.Dst.IsValid()
 	s := SetRoute{Host: h.flow.Dst, Old: h.have, New: t.hostRoute(h)}
 	switch {
-	case h.busy:
+	case h.busy, h.want != 0 && !t.routes.up():
 		return
 	case h.want == 0 && !there:
 		t.hosts.Delete(h)
 		return
 	case h.want == 0:
 		s.New = rtnl.Route{}
-	case !t.routes.up():
-		return
 	case h.doubt:
 		h.doubt, h.bits = false, -1
 		s.Ask, s.Link, s.ByDSCP = true, t.routes.link, t.dests.fields >= rtnl.WithSource
