@@ -97,27 +97,23 @@ type (
 		Packet []byte
 	}
 
-	// Expect says that the next hop of a packet from Src is most likely Hop. The driver may resolve that neighbour
-	// while the kernel still looks up the route.
-	Expect struct{ Hop, Src netip.Addr }
-
 	// Lookup asks the kernel for the next hop of a flow ([nexthop.Ask]), not on the goroutine that steps the
 	// machine. Its outcome is Answered.
 	Lookup struct {
 		Flow   rtnl.Flow
 		Link   rtnl.Link
 		Resets uint32 // how often all destinations had been forgotten by then
+		// Src is valid if the next hop is most likely Flow.Dst itself: the source of the packet. The driver may
+		// resolve that neighbour while the kernel still looks up the route.
+		Src netip.Addr
 	}
 
 	// SetPath makes the data path use Path for Hop from now on. A zero Path makes it forget the hop; no destination
-	// leads to the hop then.
+	// leads to the hop then. PathMiss also asks the driver for a SetHop, if the hop is a known neighbour or group.
 	SetPath struct {
 		Hop  netip.Addr
 		Path Path
 	}
-
-	// AskPath asks the driver for a SetHop, if the hop is a known neighbour or group.
-	AskPath struct{ Hop netip.Addr }
 
 	// SetDest makes the data path send a flow to Hop. The SetPath of Hop comes before it. A zero Hop makes the data
 	// path forget the flow.
@@ -154,10 +150,8 @@ type (
 )
 
 func (Forward) action()         {}
-func (Expect) action()          {}
 func (Lookup) action()          {}
 func (SetPath) action()         {}
-func (AskPath) action()         {}
 func (SetDest) action()         {}
 func (StaleDest) action()       {}
 func (ResetDests) action()      {}

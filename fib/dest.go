@@ -28,51 +28,57 @@ type dest struct {
 	asking   bool       // a Lookup is under way
 	waiting  [][]byte   // packets for the first answer
 
-	lru.Links[dest] // in dests.used
+	lru.Links[dest] // in dests.idle, unless asking
 }
 
 // dests is the cache of the kernel's answers.
 type dests struct {
 	fields rtnl.Fields
 	index  index[*dest]
-	// used has the destinations in the order of their last answers, or of the first question before any answer. The
-	// machine asks again for a destination in use every maxAge. So the oldest one is the one that was used longest
-	// ago, with an error of at most maxAge.
-	used       lru.List[dest, *dest]
-	lookups    int    // Lookups under way
+	// idle has the destinations for which no Lookup is under way, in the order of their last answers. The machine asks
+	// again for a destination in use every maxAge. So the oldest one is the one that was used longest ago, with an
+	// error of at most maxAge.
+	idle       lru.List[dest, *dest]
 	packets    int    // packets that wait for answers
 	octets     int    // octets of these packets
 	generation uint32 // number of changes that concerned all destinations
 	resets     uint32 // how often all destinations were forgotten
 }
 
-// deadline returns when the oldest destination has been unused for so long that it is forgotten. Zero means never.
-func (s *dests) deadline() time.Time {
-	if d := s.used.Oldest(); d != nil && !d.asking {
+// lookups returns how many Lookups are under way.
+func (s *dests) lookups() int { return s.index.Len() - s.idle.Len() }
+
+// Deadline returns when the driver must send Wake, which forgets the oldest idle destination. Zero means never.
+func (t *Table) Deadline() time.Time {
+	if d := t.dests.idle.Oldest(); d != nil {
 		return d.answered.Add(2 * maxAge)
 	}
 	return time.Time{}
 }
 
 // step forwards a packet for which the data path had no destination. If the next hop is not known, it asks the
-// kernel and keeps the packet. Above the limits it drops the packet.
+// kernel and keeps the packet. Above the limits another destination gives way, or step drops the packet.
 func (ev Resolve) step(t *Table) {
 	d := t.dests.index.get(ev.Flow)
 	if d == nil {
-		if t.dests.lookups >= t.opt.MaxLookups || !t.room() {
+		oldest, full := t.dests.idle.Oldest(), t.dests.index.Len() >= t.opt.MaxDests
+		if t.dests.lookups() >= t.opt.MaxLookups || full && oldest == nil {
 			t.n.DropBusy++
 			return
 		}
+		if full {
+			t.n.Evicted++
+			t.forget(oldest)
+		}
 		d = &dest{entry: entry{ev.Flow}}
 		t.dests.index.Set(d)
-		t.dests.used.Push(d)
+		var src netip.Addr
 		for p := range t.routes.addrs {
-			if src, ok := ip.Src(ev.Packet); ok && p.Contains(ev.Flow.Dst) {
-				t.do(Expect{Hop: ev.Flow.Dst, Src: src})
-				break
+			if p.Contains(d.flow.Dst) {
+				src, _ = ip.Src(ev.Packet)
 			}
 		}
-		t.ask(d)
+		t.ask(d, src)
 	}
 	switch {
 	case d.hop.IsValid():
@@ -86,38 +92,24 @@ func (ev Resolve) step(t *Table) {
 	}
 }
 
-// room makes room for one more destination, and reports whether it could.
-func (t *Table) room() bool {
-	if t.dests.used.Len() < t.opt.MaxDests {
-		return true
-	}
-	for d := t.dests.used.Oldest(); d != nil; d = d.Newer() {
-		if !d.asking { // few are being asked for
-			t.n.Evicted++
-			t.forget(d)
-			return true
-		}
-	}
-	return false
-}
-
 // step asks again for a destination that is in use.
 func (ev Stale) step(t *Table) {
 	d := t.dests.index.get(ev.Flow)
 	switch {
 	case d == nil || d.asking:
-	case t.dests.lookups >= t.opt.MaxLookups:
+	case t.dests.lookups() >= t.opt.MaxLookups:
 		t.do(StaleDest(ev)) // a later packet asks again
 	default:
-		t.ask(d)
+		t.dests.idle.Remove(d)
+		t.ask(d, netip.Addr{})
 	}
 }
 
-func (t *Table) ask(d *dest) {
+// ask asks the kernel for the next hop of d. If src is valid, that is most likely the destination itself.
+func (t *Table) ask(d *dest, src netip.Addr) {
 	d.asking, d.asked = true, t.dests.generation
-	t.dests.lookups++
 	t.n.Lookups++
-	t.do(Lookup{Flow: d.flow, Link: t.routes.link, Resets: t.dests.resets})
+	t.do(Lookup{Flow: d.flow, Link: t.routes.link, Resets: t.dests.resets, Src: src})
 }
 
 // step gives the kernel's answer to the data path, and forwards the packets that waited for it. If the kernel could
@@ -128,9 +120,6 @@ func (ev Answered) step(t *Table) {
 		return // forgotten meanwhile, and perhaps asked for again
 	}
 	d.asking, d.answered = false, t.now
-	t.dests.lookups--
-	t.dests.used.Remove(d)
-	t.dests.used.Push(d)
 	old, hop := d.hop, ev.NextHop.Addr
 	if ev.Err != nil {
 		t.n.LookupsFailed++
@@ -156,32 +145,29 @@ func (ev Answered) step(t *Table) {
 	d.waiting = nil
 	switch {
 	case !hop.IsValid():
-		t.forget(d)
+		t.dests.index.Delete(d)
 	case ev.Err == nil && d.asked != t.dests.generation: // something changed since it was asked
-		t.ask(d)
+		t.ask(d, netip.Addr{})
+	default:
+		t.dests.idle.Push(d)
 	}
 }
 
-// forget removes d from every record.
+// forget removes d, which is idle, from every record.
 func (t *Table) forget(d *dest) {
 	t.dests.index.Delete(d)
-	t.dests.used.Remove(d)
-	if d.asking {
-		t.dests.lookups--
-	}
-	if d.hop.IsValid() {
-		t.do(SetDest{Flow: d.flow})
-		t.release(d.hop)
-	}
+	t.dests.idle.Remove(d)
+	t.do(SetDest{Flow: d.flow})
+	t.release(d.hop)
 }
 
 // step forgets destinations that were not used for long.
 func (Wake) step(t *Table) {
 	for range expireBatch {
-		if at := t.dests.deadline(); at.IsZero() || t.now.Before(at) {
+		if at := t.Deadline(); at.IsZero() || t.now.Before(at) {
 			return
 		}
-		t.forget(t.dests.used.Oldest())
+		t.forget(t.dests.idle.Oldest())
 	}
 }
 

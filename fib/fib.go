@@ -29,7 +29,7 @@ type Options struct {
 	UDMTU int // octets of IP over UD; zero means 2044
 
 	// BestMessage is the cheapest message size for the provider in octets, encapsulation header included. Our routes
-	// ask the peers' TCP for no larger messages. Zero sets no limit.
+	// ask the peers' TCP for no larger messages. Zero means 65524, which is no limit.
 	BestMessage int
 
 	MaxDests   int // destinations; zero means 262144
@@ -44,7 +44,7 @@ type Table struct {
 	hops   map[netip.Addr]*hop
 	hosts  index[*host]
 	routes routes    // the kernel's routes of the device, and its state
-	tooBig time.Time // last TooBig; zero if none came since a next hop's MTU rose
+	tooBig time.Time // last TooBig; zero if none came since the last FlushExceptions
 	n      Counters
 
 	now time.Time // time of the Step under way
@@ -54,6 +54,7 @@ type Table struct {
 // New returns a machine that knows nothing of the device yet.
 func New(opt Options) *Table {
 	opt.UDMTU, opt.MaxDests = cmp.Or(opt.UDMTU, mtu.DefaultUD), cmp.Or(opt.MaxDests, 1<<18)
+	opt.BestMessage = cmp.Or(opt.BestMessage, mtu.DefaultReceive)
 	opt.MaxLookups, opt.MaxWaiting = cmp.Or(opt.MaxLookups, 1024), cmp.Or(opt.MaxWaiting, 8<<20)
 	return &Table{opt: opt, hops: map[netip.Addr]*hop{}, dests: dests{index: newIndex(&dest{})}, hosts: newIndex(&host{}),
 		routes: routes{addrs: map[netip.Prefix]bool{}, own: map[rtnl.Key]ownRoute{}}}
@@ -71,9 +72,6 @@ func (t *Table) Step(dst []Action, now time.Time, ev Event) []Action {
 func (TooBig) step(t *Table) { t.tooBig = t.now }
 func (Stop) step(t *Table)   { t.n.DropDown += uint64(len(t.resetDests(t.dests.fields))) }
 
-// Deadline returns when the driver must send Wake; zero means never.
-func (t *Table) Deadline() time.Time { return t.dests.deadline() }
-
 func (t *Table) do(a Action) { t.out = append(t.out, a) }
 
 func (t *Table) note(a netip.Addr, format string, args ...any) {
@@ -87,7 +85,7 @@ func (t *Table) Fields() rtnl.Fields { return t.dests.fields }
 func (t *Table) Link() rtnl.Link { return t.routes.link }
 
 // Dests returns how many destinations there are.
-func (t *Table) Dests() int { return t.dests.used.Len() }
+func (t *Table) Dests() int { return t.dests.index.Len() }
 
 // Waiting returns how many packets wait for the kernel's answer.
 func (t *Table) Waiting() int { return t.dests.packets }

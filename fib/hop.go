@@ -24,14 +24,13 @@ type hop struct {
 // miss returns the path of a hop that is not known: packets are handed up.
 func (t *Table) miss() Path { return Path{Kind: PathMiss, MTU: t.effective(t.opt.UDMTU)} }
 
-// step gives the new UD MTU to each next hop whose path is a miss, and asks again how each next hop is reached.
+// step gives the new UD MTU to each next hop whose path is a miss. The driver sends SetHop for the others.
 func (ev SetUDMTU) step(t *Table) {
 	t.opt.UDMTU, t.routes.dirty = ev.MTU, true
 	for _, a := range slices.SortedFunc(maps.Keys(t.hops), netip.Addr.Compare) {
 		if h := t.hops[a]; h.path.Kind == PathMiss {
 			SetHop{a, h.path}.step(t)
 		}
-		t.do(AskPath{Hop: a})
 	}
 }
 
@@ -42,7 +41,6 @@ func (t *Table) hold(a netip.Addr) {
 		h = &hop{path: t.miss()}
 		t.hops[a] = h
 		t.do(SetPath{Hop: a, Path: h.path})
-		t.do(AskPath{Hop: a})
 	}
 	h.dests++
 }
@@ -71,18 +69,23 @@ func (ev SetHop) step(t *Table) {
 	}
 	if h := t.hops[a]; h != nil && h.path != path {
 		t.do(SetPath{Hop: a, Path: path})
-		if path.MTU > h.path.MTU {
-			// The kernel may remember a smaller path MTU for destinations behind a gateway, and would use it for as
-			// long as exceptionLife.
-			if t.now.Sub(t.tooBig) < exceptionLife {
-				t.n.Flushes++
-				t.do(FlushExceptions{})
-			}
+		if path.MTU > h.path.MTU && t.now.Sub(t.tooBig) < exceptionLife {
+			// The kernel may remember a smaller path MTU for destinations behind a gateway, and would use it still.
+			t.n.Flushes++
+			t.do(FlushExceptions{})
 			t.tooBig = time.Time{}
 		}
 		h.path = path
 	}
-	t.wantHost(a, want)
+	h := t.hosts.get(rtnl.Flow{Dst: a})
+	if h == nil && want != 0 {
+		h = &host{entry: entry{rtnl.Flow{Dst: a}}, doubt: true}
+		t.hosts.Set(h)
+	}
+	if h != nil && h.want != want {
+		h.want, t.routes.dirty = want, true // a connected route may show it
+		t.place(h)
+	}
 }
 
 // A HopInfo is one next hop.

@@ -13,27 +13,13 @@ import (
 // may concern the neighbour, SetRoute with Ask removes our route and asks the kernel. It makes the route again only
 // if that may still be a guest there.
 type host struct {
-	entry             // its address
-	want  int         // MTU to show; zero if no route is wanted
-	have  rtnl.Route  // the route that is there; zero if none
-	busy  bool        // a change is under way
-	doubt bool        // the kernel must be asked before a route is made or kept
-	match rtnl.Answer // the kernel's answer without our route
-	why   string      // why there is no route, or not the one wanted
-}
-
-// wantHost sets to n the MTU that a host route to a should show. Zero means that no route is wanted.
-func (t *Table) wantHost(a netip.Addr, n int) {
-	h := t.hosts.get(rtnl.Flow{Dst: a})
-	if h == nil && n != 0 {
-		h = &host{entry: entry{rtnl.Flow{Dst: a}}, doubt: true}
-		t.hosts.Set(h)
-	}
-	if h != nil && h.want != n {
-		h.want = n
-		t.routes.dirty = t.routes.dirty || h.match.Prefix.IsSingleIP() // its connected route shows it
-		t.place(h)
-	}
+	entry            // its address
+	want  int        // MTU to show; zero if no route is wanted
+	have  rtnl.Route // the route that is there; zero if none
+	busy  bool       // a change is under way
+	doubt bool       // the kernel must be asked before a route is made or kept
+	bits  int        // prefix length of the kernel's own route that leads there without ours; -1 if there may be none
+	why   string     // why there is no route, or not the one wanted
 }
 
 // place asks for the change that brings the route of h to what is wanted, unless a change is under way. It deletes h
@@ -45,17 +31,16 @@ func (t *Table) place(h *host) {
 	there := h.have.Dst.IsValid()
 	s := SetRoute{Host: h.flow.Dst, Old: h.have, New: t.hostRoute(h)}
 	switch {
-	case h.busy:
+	case h.busy, h.want != 0 && !t.routes.up():
 		return
 	case h.want == 0 && !there:
 		t.hosts.Delete(h)
 		return
 	case h.want == 0:
 		s.New = rtnl.Route{}
-	case !t.routes.up():
-		return
 	case h.doubt:
-		h.doubt, s.Ask, s.Link, s.ByDSCP = false, true, t.routes.link, t.dests.fields >= rtnl.WithSource
+		h.doubt, h.bits = false, -1
+		s.Ask, s.Link, s.ByDSCP = true, t.routes.link, t.dests.fields >= rtnl.WithSource
 		t.n.HostLookups++
 	case there && s.New != h.have:
 		s.Old = rtnl.Route{} // only its metrics change
@@ -83,11 +68,8 @@ func (t *Table) hostRoute(h *host) rtnl.Route {
 
 // hostDone takes the outcome of a change that place asked for.
 func (t *Table) hostDone(ev Done, s SetRoute, why string) {
-	h, wanted := t.hosts.get(rtnl.Flow{Dst: s.Host}), 0
-	if h.want != 0 {
-		wanted = t.effective(h.want)
-	}
-	again := ev.Err == nil || h.doubt || wanted != s.New.MTU // changed meanwhile
+	h := t.hosts.get(rtnl.Flow{Dst: s.Host})
+	again := ev.Err == nil || h.doubt || t.effective(h.want) != s.New.MTU // changed meanwhile
 	switch h.busy = false; {
 	case s.Old.Dst.IsValid() && !ev.Removed: // Old is there still, and the kernel was not asked
 		h.doubt = true
@@ -95,9 +77,8 @@ func (t *Table) hostDone(ev Done, s SetRoute, why string) {
 		h.have = ev.Route
 		h.doubt = h.doubt || !s.New.Dst.IsValid() // removed because none was wanted: one may be again
 	}
-	if s.Ask && ev.Err == nil {
-		h.match = ev.Answer
-		t.routes.dirty = t.routes.dirty || h.match.Prefix.IsSingleIP() // its connected route shows the MTU
+	if s.Ask && why == "" && ev.Answer.Protocol == rtnl.ProtoKernel {
+		h.bits = ev.Answer.Prefix.Bits()
 	}
 	if why != "" && h.why != why && !h.doubt {
 		t.note(h.flow.Dst, "no route of ours shows the MTU for %v: %s", h.flow.Dst, why)
@@ -129,8 +110,7 @@ func (t *Table) setHostRoute(r rtnl.Route, gone bool) {
 // set, doubt leaves out the hosts whose answer cannot depend on somebody else's change of a route to p.
 func (t *Table) doubt(p netip.Prefix, sure bool) {
 	for h := range t.hosts.in(p) {
-		other := h.busy || h.why != "" || h.match.Protocol != rtnl.ProtoKernel
-		if sure || other || p.IsValid() && p.Bits() >= h.match.Prefix.Bits() {
+		if sure || h.why != "" || p.Bits() >= h.bits { // a zero p has -1
 			h.doubt = true
 			t.place(h)
 		}

@@ -40,10 +40,6 @@ type ownRoute struct {
 	failed string // what the kernel refused; people are told once
 }
 
-// refusedMTU marks a route whose metrics the kernel refused. No route should have that MTU, so the next reconcile
-// tries again.
-const refusedMTU = -1
-
 func (s *routes) up() bool { return s.link.Up && !s.link.Gone }
 
 // step handles one change in the kernel.
@@ -70,12 +66,10 @@ func (ev Host) step(t *Table) {
 // resync replaces all that is known of the device. It applies the differences as single changes: first what is gone,
 // then what is new.
 func (t *Table) resync(s *rtnl.Snapshot) {
-	gone := maps.Clone(t.routes.addrs)
-	for _, a := range s.Addrs {
-		delete(gone, a.Prefix)
-	}
-	for _, p := range slices.SortedFunc(maps.Keys(gone), netip.Prefix.Compare) {
-		t.setAddr(rtnl.Event{Kind: rtnl.AddrGone, Addr: rtnl.Addr{Prefix: p}})
+	for _, p := range slices.SortedFunc(maps.Keys(t.routes.addrs), netip.Prefix.Compare) {
+		if !slices.ContainsFunc(s.Addrs, func(a rtnl.Addr) bool { return a.Prefix == p }) {
+			t.setAddr(rtnl.Event{Kind: rtnl.AddrGone, Addr: rtnl.Addr{Prefix: p}})
+		}
 	}
 	if !s.Link.Up {
 		t.setLink(s.Link)
@@ -161,15 +155,16 @@ func (t *Table) reconcile() {
 		return
 	}
 	s.dirty = false
-	group, rule, wanted := t.groupRoute(), rtnl.Rule{}, false
+	group, rule := t.groupRoute(), rtnl.Rule{}
 	for p := range s.addrs {
-		wanted = wanted || p.Addr().Is4()
+		if p.Addr().Is4() {
+			rule = rtnl.Rule{Priority: groupPriority, To: multicast4, OIF: s.link.Name, Table: group.Table}
+		}
 	}
-	_, there := s.own[group.Key()]
-	switch {
-	case wanted && !there:
+	switch _, there := s.own[group.Key()]; {
+	case rule.To.IsValid() && !there:
 		s.own[group.Key()] = ownRoute{Route: group}
-	case there && !wanted:
+	case !rule.To.IsValid() && there:
 		delete(s.own, group.Key())
 		t.do(SetRoute{Old: group})
 	}
@@ -179,9 +174,6 @@ func (t *Table) reconcile() {
 			s.own[key] = ownRoute{want, have.failed}
 			t.do(SetRoute{New: want})
 		}
-	}
-	if wanted {
-		rule = rtnl.Rule{Priority: groupPriority, To: multicast4, OIF: s.link.Name, Table: group.Table}
 	}
 	t.setRule(rule)
 }
@@ -220,21 +212,12 @@ func isConnected(r rtnl.Route) bool {
 	return r.Protocol == rtnl.ProtoKernel && r.Type == rtnl.Unicast && r.Table != rtnl.TableLocal && !r.Via.IsValid()
 }
 
-// effective returns MTU n, but no more than the MTU of the device.
-func (t *Table) effective(n int) int {
-	if t.routes.link.MTU == 0 {
-		return n
-	}
-	return mtu.Effective(t.routes.link.MTU, n)
-}
+// effective returns MTU n, but no more than the MTU of the device, if that is known.
+func (t *Table) effective(n int) int { return mtu.Effective(cmp.Or(t.routes.link.MTU, n), n) }
 
 // largestTCP returns the length of the longest IP packet that peers' TCP should send us.
 func (t *Table) largestTCP() int {
-	n := t.effective(mtu.DefaultDevice)
-	if t.opt.BestMessage == 0 {
-		return n
-	}
-	return min(n, mtu.IPMTU(uint32(t.opt.BestMessage)))
+	return min(t.effective(mtu.DefaultDevice), mtu.IPMTU(uint32(t.opt.BestMessage)))
 }
 
 // step handles the outcome of a change. A change of a route that failed is tried again when the kernel reports
@@ -252,15 +235,15 @@ func (ev Done) step(t *Table) {
 			t.reroute(s.Old.Dst) // the kernel answered with that route while it was there
 		}
 	}
-	if ok && ev.Route.Dst.IsValid() {
+	if ev.Route.Dst.IsValid() {
 		t.n.RoutesSet++
 	}
-	have, mine := t.routes.own[s.New.Key()]
-	switch {
-	case s.Host.IsValid():
+	if s.Host.IsValid() {
 		t.hostDone(ev, s, why)
 		return
-	case why != "" && have.failed != why:
+	}
+	have, mine := t.routes.own[s.New.Key()]
+	if why != "" && have.failed != why {
 		what := any(ev.Action)
 		if ok {
 			what = cmp.Or(s.New, s.Old)
@@ -268,7 +251,7 @@ func (ev Done) step(t *Table) {
 		t.note(s.New.Dst.Addr(), "the kernel refused %T %v: %s", what, what, why)
 	}
 	if have.failed = why; mine && why != "" {
-		have.MTU = refusedMTU
+		have.MTU = -1 // no route should have that MTU, so the next reconcile tries again
 	}
 	if mine {
 		t.routes.own[s.New.Key()] = have

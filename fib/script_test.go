@@ -110,16 +110,15 @@ func show(a fib.Action) string {
 		dst, _ := ip.Dst(a.Packet)
 		return fmt.Sprintf("packet to %v goes to %v", dst, a.Hop)
 	case fib.Lookup:
+		if a.Src.IsValid() {
+			return fmt.Sprintf("? %s, expected to be the next hop from %v", flow(a.Flow), a.Src)
+		}
 		return "? " + flow(a.Flow)
 	case fib.SetPath:
 		if a.Path == (fib.Path{}) {
 			return fmt.Sprintf("nopath %v", a.Hop)
 		}
 		return fmt.Sprintf("path %v %v mtu %d", a.Hop, a.Path.Kind, a.Path.MTU)
-	case fib.AskPath:
-		return ""
-	case fib.Expect:
-		return fmt.Sprintf("expect %v from %v", a.Hop, a.Src)
 	case fib.SetDest:
 		if !a.Hop.IsValid() {
 			return "nodest " + flow(a.Flow)

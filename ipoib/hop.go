@@ -172,28 +172,27 @@ func (f *Interface) onFIB(a fib.Action) {
 		} else {
 			f.neighStep(neigh.Resolve{IP: a.Hop, Packet: a.Packet})
 		}
-	case fib.Expect:
-		if !f.group.Table().IsGroup(a.Hop) {
-			f.neighStep(neigh.Resolve{IP: a.Hop, Source: a.Src})
-		}
 	case fib.Lookup:
 		if f.group.Table().IsGroup(a.Flow.Dst) { // no route of the kernel matters
 			f.fibStep(fib.Answered{Lookup: a, NextHop: nexthop.Hop{Addr: a.Flow.Dst}})
-		} else {
-			f.do(FIBAction{a})
+			return
 		}
-	case fib.AskPath:
+		if a.Src.IsValid() {
+			f.neighStep(neigh.Resolve{IP: a.Flow.Dst, Source: a.Src})
+		}
+		f.do(FIBAction{a})
+	case fib.SetPath:
+		f.do(FIBAction{a})
+		if a.Path == (fib.Path{}) {
+			delete(f.hops.groups, a.Hop)
+			return
+		}
 		if f.group.Table().IsGroup(a.Hop) {
 			f.hops.groups[a.Hop] = true
 		}
-		if path, ok := f.pathOf(a.Hop); ok {
+		if path, ok := f.pathOf(a.Hop); ok && a.Path.Kind == fib.PathMiss {
 			f.fibStep(fib.SetHop{Addr: a.Hop, Path: path})
 		}
-	case fib.SetPath:
-		if a.Path == (fib.Path{}) {
-			delete(f.hops.groups, a.Hop)
-		}
-		f.do(FIBAction{a})
 	case fib.IPv6Up:
 		if f.ipv6 {
 			f.do(SetUpIPv6{})

@@ -366,6 +366,8 @@ func (f *Interface) setUDMTU(n int) {
 	f.opt.UDMTU = n
 	f.note(Note{Kind: NoteLink, Text: fmt.Sprintf("UD MTU is %d", n), Report: MTUChanged})
 	f.fibStep(fib.SetUDMTU{MTU: n})
+	f.hops.allDirty = true
+	f.settleGroups()
 }
 
 // underlay follows the port. A new GID or QPN makes us another interface in the
