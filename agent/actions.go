@@ -10,11 +10,11 @@ import (
 	"time"
 
 	"ipoibcm/datapath"
-	"ipoibcm/fib"
 	"ipoibcm/group"
 	"ipoibcm/hostnet"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
+	"ipoibcm/nexthop"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
 )
@@ -47,7 +47,7 @@ type conn struct {
 
 // A path is a next hop of the data path.
 type path struct {
-	p    fib.Path
+	p    nexthop.Path
 	dp   *datapath.Path
 	seen datapath.PathCounters // when last accounted
 }
@@ -199,7 +199,7 @@ func (a *Agent) handle(gid ib.GID) (*handle, error) {
 func (a *Agent) readdress() {
 	old := a.ahs
 	a.ahs = map[ib.GID]*handle{}
-	a.retarget(1, func(fib.Path) bool { return true })
+	a.retarget(1, func(nexthop.Path) bool { return true })
 	a.loop.Barrier()
 	for _, h := range old {
 		h.ah.Destroy()
@@ -227,7 +227,7 @@ func (a *Agent) createQP(act ipoib.CreateQP) {
 }
 
 // qpFailed has the machine told that what was to be done to the QP of a connection has failed.
-func (a *Agent) qpFailed(of fib.Conn, what string, err error) {
+func (a *Agent) qpFailed(of nexthop.Conn, what string, err error) {
 	a.counters.qpFailed.Add(1)
 	a.pending.Add(ipoib.QPFailed{Conn: of, Text: fmt.Sprintf("%s QP: %v", what, err)})
 }
@@ -249,7 +249,7 @@ func (a *Agent) connectQP(act ipoib.ConnectQP) {
 	c.path = datapath.NewPath(0, datapath.Target{Kind: datapath.ToConn, Conn: c.dp})
 }
 
-func (a *Agent) destroyQP(handle fib.Conn) {
+func (a *Agent) destroyQP(handle nexthop.Conn) {
 	c := a.conns[handle]
 	if c == nil {
 		return
@@ -259,7 +259,7 @@ func (a *Agent) destroyQP(handle fib.Conn) {
 	// The machine has moved all paths away before. A path that still led here would drop its packets,
 	// so it is set to miss.
 	for _, p := range a.paths {
-		if p.p.Kind == fib.PathConn && p.p.Conn == handle {
+		if p.p.Kind == nexthop.PathConn && p.p.Conn == handle {
 			p.dp.Set(datapath.Target{Kind: datapath.Miss})
 		}
 	}
@@ -284,7 +284,7 @@ func (a *Agent) publishGroups(t *group.Table) {
 	a.loop.SetBroadcasts(t.SubnetBroadcasts())
 }
 
-func (a *Agent) setPath(hop netip.Addr, to fib.Path) {
+func (a *Agent) setPath(hop netip.Addr, to nexthop.Path) {
 	target := a.targetOrDrop(hop, to)
 	a.ref(to, 1)
 	p := a.paths[hop]
@@ -310,26 +310,26 @@ func (a *Agent) delPath(hop netip.Addr) {
 
 // ref adds n to the number of users of p's address handle. If p leads to a peer's UD QP, it also adds n to
 // the number of such paths in the data path ([datapath.Loop.KnowUD]).
-func (a *Agent) ref(p fib.Path, n int) {
+func (a *Agent) ref(p nexthop.Path, n int) {
 	gid := p.Link.GID
-	if p.Kind == fib.PathUD {
+	if p.Kind == nexthop.PathUD {
 		a.loop.KnowUD(gid, p.Link.QPN, n)
 	}
 	a.refAH(p, n)
 }
 
-func (a *Agent) refAH(p fib.Path, n int) {
+func (a *Agent) refAH(p nexthop.Path, n int) {
 	if h := a.ahs[p.Link.GID]; h != nil && usesAH(p) {
 		h.refs += n
 	}
 }
 
 // usesAH reports whether packets take p by an address handle.
-func usesAH(p fib.Path) bool { return p.Kind == fib.PathUD || p.Kind == fib.PathGroup }
+func usesAH(p nexthop.Path) bool { return p.Kind == nexthop.PathUD || p.Kind == nexthop.PathGroup }
 
 // targetOrDrop returns the target of p. If there is none, it returns one that drops packets and counts
 // them.
-func (a *Agent) targetOrDrop(hop netip.Addr, p fib.Path) datapath.Target {
+func (a *Agent) targetOrDrop(hop netip.Addr, p nexthop.Path) datapath.Target {
 	t, err := a.target(p)
 	if err != nil {
 		a.log.Warn("cannot use path", "hop", hop, "err", err)
@@ -338,20 +338,20 @@ func (a *Agent) targetOrDrop(hop netip.Addr, p fib.Path) datapath.Target {
 	return t
 }
 
-func (a *Agent) target(p fib.Path) (datapath.Target, error) {
+func (a *Agent) target(p nexthop.Path) (datapath.Target, error) {
 	t := datapath.Target{MTU: p.MTU}
 	switch p.Kind {
-	case fib.PathMiss:
+	case nexthop.PathMiss:
 		t.Kind = datapath.Miss
-	case fib.PathConn:
+	case nexthop.PathConn:
 		c := a.conns[p.Conn]
 		if c == nil {
 			return t, fmt.Errorf("connection %d is gone", p.Conn)
 		}
 		t.Kind, t.Conn = datapath.ToConn, c.dp
-	case fib.PathUD, fib.PathGroup:
+	case nexthop.PathUD, nexthop.PathGroup:
 		gid, qpn := p.Link.GID, p.Link.QPN
-		if p.Kind == fib.PathGroup {
+		if p.Kind == nexthop.PathGroup {
 			qpn = ib.QPNMulticast
 		}
 		to, err := a.handle(gid)
@@ -359,7 +359,7 @@ func (a *Agent) target(p fib.Path) (datapath.Target, error) {
 			return t, fmt.Errorf("address handle for %s: %w", gid, err)
 		}
 		t.Kind, t.UD = datapath.ToUD, a.dest(to.ah, qpn)
-	case fib.PathDrop:
+	case nexthop.PathDrop:
 		t.Kind = datapath.Drop
 	}
 	return t, nil
@@ -369,7 +369,7 @@ func (a *Agent) target(p fib.Path) (datapath.Target, error) {
 // run before p gets another target, because p keeps its counters.
 func (a *Agent) countUD(p *path) {
 	now := p.dp.Counters()
-	if p.p.Kind == fib.PathUD && now.Packets != p.seen.Packets {
+	if p.p.Kind == nexthop.PathUD && now.Packets != p.seen.Packets {
 		key := p.p.Link.Key()
 		use := a.udUse[key]
 		if use == nil {

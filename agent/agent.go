@@ -29,12 +29,12 @@ import (
 	"ipoibcm/control"
 	"ipoibcm/datapath"
 	"ipoibcm/eventqueue"
-	"ipoibcm/fib"
 	"ipoibcm/hostnet"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
 	"ipoibcm/mtu"
 	"ipoibcm/neigh"
+	"ipoibcm/nexthop"
 	"ipoibcm/tun"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
@@ -170,8 +170,8 @@ type Agent struct {
 	link     encap.LinkAddr
 	pending  eventqueue.Queue[ipoib.Event] // events to step next: answers to actions of the current step
 	actions  []ipoib.Action
-	conns    map[fib.Conn]*conn
-	byQPN    map[ib.QPN]fib.Conn
+	conns    map[nexthop.Conn]*conn
+	byQPN    map[ib.QPN]nexthop.Conn
 	paths    map[netip.Addr]*path // by next hop
 	udUse    map[encap.LinkAddr]*ipoib.UDUse
 	ahs      map[ib.GID]*handle
@@ -207,7 +207,7 @@ func Run(ctx context.Context, opt Options, ready func()) error {
 	opt.Log = cmp.Or(opt.Log, slog.New(slog.DiscardHandler))
 	a := &Agent{
 		opt: opt, log: opt.Log, start: time.Now(),
-		conns: map[fib.Conn]*conn{}, byQPN: map[ib.QPN]fib.Conn{}, paths: map[netip.Addr]*path{},
+		conns: map[nexthop.Conn]*conn{}, byQPN: map[ib.QPN]nexthop.Conn{}, paths: map[netip.Addr]*path{},
 		udUse: map[encap.LinkAddr]*ipoib.UDUse{}, ahs: map[ib.GID]*handle{}, groups: map[ib.GID]time.Time{},
 		queries: make(chan func()),
 	}

@@ -16,11 +16,11 @@ import (
 
 	"ipoibcm/control"
 	"ipoibcm/datapath"
-	"ipoibcm/fib"
 	"ipoibcm/fib/fibtest"
 	"ipoibcm/hostnet"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
+	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
@@ -68,7 +68,8 @@ func newAgentOf(t testing.TB, set func(*ipoib.Options)) (*Agent, *stubProvider) 
 	p := &stubProvider{tap: make(chan verbs.Tap, 16)}
 	a := &Agent{
 		opt: Options{Provider: p, Name: "ibcm0", Build: "test"}, log: slog.New(slog.DiscardHandler), start: time.Now(),
-		loop: new(datapath.Loop), host: new(hostnet.Device), conns: map[fib.Conn]*conn{}, byQPN: map[ib.QPN]fib.Conn{},
+		loop: new(datapath.Loop), host: new(hostnet.Device),
+		conns: map[nexthop.Conn]*conn{}, byQPN: map[ib.QPN]nexthop.Conn{},
 		udUse: map[encap.LinkAddr]*ipoib.UDUse{}, groups: map[ib.GID]time.Time{}, queries: make(chan func()),
 	}
 	a.link = encap.LinkAddr{QPN: 0x48, GID: gidA}

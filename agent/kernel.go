@@ -291,7 +291,7 @@ func (q *queue) take(ctx context.Context, n int) (batch []job) {
 func (a *Agent) doFIB(act fib.Action) {
 	switch act := act.(type) {
 	case fib.SetPath:
-		if act.Path == (fib.Path{}) {
+		if act.Path == (nexthop.Path{}) {
 			a.delPath(act.Hop)
 		} else {
 			a.setPath(act.Hop, act.Path)

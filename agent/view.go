@@ -384,8 +384,8 @@ func viewNeighbour(n ipoib.NeighbourInfo, now time.Time) control.Neighbour {
 	return e
 }
 
-var routeKinds = map[fib.PathKind]string{fib.PathMiss: "resolve", fib.PathConn: "connection", fib.PathUD: "ud",
-	fib.PathGroup: "multicast", fib.PathDrop: "drop"}
+var routeKinds = map[nexthop.PathKind]string{nexthop.PathMiss: "resolve", nexthop.PathConn: "connection", nexthop.PathUD: "ud",
+	nexthop.PathGroup: "multicast", nexthop.PathDrop: "drop"}
 
 // viewRoutes answers PathRoutes.
 func (a *Agent) viewRoutes(ctx context.Context) (out control.Routes, err error) {
@@ -401,9 +401,9 @@ func viewRoute(h fib.HopInfo, _ time.Time) control.Route {
 	e := control.Route{NextHop: h.Addr.String(), Kind: routeKinds[h.Path.Kind], MTU: h.Path.MTU, Destinations: h.Dests,
 		Kernel: h.MTU != 0, Why: h.Why}
 	switch h.Path.Kind {
-	case fib.PathConn, fib.PathUD:
+	case nexthop.PathConn, nexthop.PathUD:
 		e.Peer = h.Path.Link.String()
-	case fib.PathGroup:
+	case nexthop.PathGroup:
 		e.Peer = h.Path.Link.GID.String()
 	}
 	return e

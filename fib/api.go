@@ -5,37 +5,7 @@ import (
 
 	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
-	"ipoibcm/wire/encap"
 )
-
-// A Conn is the handle of one connected queue pair. No handle is used twice. Zero means none.
-type Conn uint32
-
-// A PathKind says how a next hop is reached.
-type PathKind uint8
-
-// Kinds of paths.
-const (
-	PathMiss  PathKind = iota // packets are handed up to the machine
-	PathConn                  // on connection Conn
-	PathUD                    // to Link over the UD QP
-	PathGroup                 // to MGID Link.GID over the UD QP
-	PathDrop                  // packets are counted and dropped
-)
-
-// String prints k in a word.
-func (k PathKind) String() string {
-	return [...]string{"miss", "conn", "ud", "group", "drop", "?"}[min(k, PathDrop+1)]
-}
-
-// A Path is how the data path reaches a next hop. A packet larger than MTU octets (IP, without the encapsulation
-// header) is handed up. The zero Path means that the next hop is not known.
-type Path struct {
-	Kind PathKind
-	Conn Conn           // PathConn
-	Link encap.LinkAddr // PathUD, PathGroup; PathConn: the peer, for reference
-	MTU  int
-}
 
 // An Event is something that happened. The set is closed.
 type Event interface{ step(*Table) }
@@ -71,7 +41,7 @@ type (
 	// SetHop sets how a neighbour is reached from now on. A zero path means that this is not known any more.
 	SetHop struct {
 		Addr netip.Addr
-		Path Path
+		Path nexthop.Path
 	}
 
 	// TooBig says that an ICMP message told the kernel of a smaller path MTU, which the kernel remembers.
@@ -112,7 +82,7 @@ type (
 	// leads to the hop then. PathMiss also asks the driver for a SetHop, if the hop is a known neighbour or group.
 	SetPath struct {
 		Hop  netip.Addr
-		Path Path
+		Path nexthop.Path
 	}
 
 	// SetDest makes the data path send a flow to Hop. The SetPath of Hop comes before it. A zero Hop makes the data

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
 )
 
@@ -17,18 +18,20 @@ const exceptionLife = 10 * time.Minute
 // A hop is a neighbour, a gateway, or a group that destinations lead to. A neighbour that no destination leads to
 // has no hop; there may be very many of these.
 type hop struct {
-	path  Path
+	path  nexthop.Path
 	dests int // number of destinations that lead here
 }
 
 // miss returns the path of a hop that is not known: packets are handed up.
-func (t *Table) miss() Path { return Path{Kind: PathMiss, MTU: t.effective(t.opt.UDMTU)} }
+func (t *Table) miss() nexthop.Path {
+	return nexthop.Path{Kind: nexthop.PathMiss, MTU: t.effective(t.opt.UDMTU)}
+}
 
 // step gives the new UD MTU to each next hop whose path is a miss. The driver sends SetHop for the others.
 func (ev SetUDMTU) step(t *Table) {
 	t.opt.UDMTU, t.routes.dirty = ev.MTU, true
 	for _, a := range slices.SortedFunc(maps.Keys(t.hops), netip.Addr.Compare) {
-		if h := t.hops[a]; h.path.Kind == PathMiss {
+		if h := t.hops[a]; h.path.Kind == nexthop.PathMiss {
 			SetHop{a, h.path}.step(t)
 		}
 	}
@@ -62,9 +65,9 @@ func (t *Table) release(a netip.Addr) {
 func (ev SetHop) step(t *Table) {
 	a, path, want := ev.Addr, ev.Path, 0
 	switch path.Kind {
-	case PathConn:
+	case nexthop.PathConn:
 		want = path.MTU
-	case PathMiss: // a zero path too
+	case nexthop.PathMiss: // a zero path too
 		path.MTU = t.miss().MTU
 	}
 	if h := t.hops[a]; h != nil && h.path != path {
@@ -91,7 +94,7 @@ func (ev SetHop) step(t *Table) {
 // A HopInfo is one next hop.
 type HopInfo struct {
 	Addr  netip.Addr
-	Path  Path
+	Path  nexthop.Path
 	Dests int    // destinations that lead there now
 	MTU   int    // MTU of its host route; zero if there is none
 	Why   string // why there is no host route, if one is wanted

@@ -23,7 +23,7 @@ var (
 func withPeer(t *testing.T) (m *Table, asked SetRoute) {
 	m = New(Options{})
 	m.Step(nil, time.Now(), Host{rtnl.Event{Kind: rtnl.Resync, Snapshot: &rtnl.Snapshot{Link: testLink}}})
-	out := routesOf(m.Step(nil, time.Now(), SetHop{testPeer, Path{Kind: PathConn, MTU: 65520}}))
+	out := routesOf(m.Step(nil, time.Now(), SetHop{testPeer, nexthop.Path{Kind: nexthop.PathConn, MTU: 65520}}))
 	if len(out) != 1 {
 		t.Fatalf("a new neighbour causes %d changes, want 1", len(out))
 	}
@@ -105,11 +105,11 @@ func TestRefusedWhileDoubted(t *testing.T) {
 func TestWantedAgainWhileRemoved(t *testing.T) {
 	m, asked := withPeer(t)
 	m.Step(nil, time.Now(), placed(asked))
-	removal := routesOf(m.Step(nil, time.Now(), SetHop{testPeer, Path{Kind: PathUD, MTU: 2044}}))
+	removal := routesOf(m.Step(nil, time.Now(), SetHop{testPeer, nexthop.Path{Kind: nexthop.PathUD, MTU: 2044}}))
 	if len(removal) != 1 || removal[0].Old != asked.New || removal[0].New.Dst.IsValid() {
 		t.Fatalf("a lost connection causes %+v, want its host route removed", removal)
 	}
-	if out := routesOf(m.Step(nil, time.Now(), SetHop{testPeer, Path{Kind: PathConn, MTU: 65520}})); len(out) != 0 {
+	if out := routesOf(m.Step(nil, time.Now(), SetHop{testPeer, nexthop.Path{Kind: nexthop.PathConn, MTU: 65520}})); len(out) != 0 {
 		t.Errorf("%d changes while the removal is under way, want none", len(out))
 	}
 	again := routesOf(m.Step(nil, time.Now(), done(removal[0], nexthop.Outcome{Removed: true})))
@@ -122,7 +122,7 @@ func TestWantedAgainWhileRemoved(t *testing.T) {
 func TestRemovalRefused(t *testing.T) {
 	m, asked := withPeer(t)
 	m.Step(nil, time.Now(), placed(asked))
-	removal := routesOf(m.Step(nil, time.Now(), SetHop{testPeer, Path{Kind: PathUD, MTU: 2044}}))
+	removal := routesOf(m.Step(nil, time.Now(), SetHop{testPeer, nexthop.Path{Kind: nexthop.PathUD, MTU: 2044}}))
 	if len(removal) != 1 || removal[0].Old != asked.New {
 		t.Fatalf("a lost connection causes %+v, want its host route removed", removal)
 	}

@@ -12,6 +12,7 @@ import (
 	"ipoibcm/fib"
 	"ipoibcm/fib/fibtest"
 	"ipoibcm/internal/script"
+	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
 	"ipoibcm/wire/ip"
 	"ipoibcm/wire/ip/iptest"
@@ -115,7 +116,7 @@ func show(a fib.Action) string {
 		}
 		return "? " + flow(a.Flow)
 	case fib.SetPath:
-		if a.Path == (fib.Path{}) {
+		if a.Path == (nexthop.Path{}) {
 			return fmt.Sprintf("nopath %v", a.Hop)
 		}
 		return fmt.Sprintf("path %v %v mtu %d", a.Hop, a.Path.Kind, a.Path.MTU)
@@ -182,9 +183,9 @@ func (b *bench) events(w []string) (evs []fib.Event, err error) {
 	case "stale":
 		return []fib.Event{fib.Stale{Flow: rtnl.Flow{Dst: netip.MustParseAddr(w[1])}}}, nil
 	case "hop":
-		p := fib.Path{Kind: fib.PathUD, MTU: number(w[len(w)-1])}
+		p := nexthop.Path{Kind: nexthop.PathUD, MTU: number(w[len(w)-1])}
 		if w[2] == "conn" {
-			p.Kind, p.Conn = fib.PathConn, fib.Conn(number(w[3]))
+			p.Kind, p.Conn = nexthop.PathConn, nexthop.Conn(number(w[3]))
 		}
 		return []fib.Event{fib.SetHop{Addr: netip.MustParseAddr(w[1]), Path: p}}, nil
 	case "gone":

@@ -67,7 +67,7 @@ func TestMetrics(t *testing.T) {
 				b.k.Peer = true
 			}
 			b.feed([]fib.Event{fib.SetHop{Addr: netip.MustParseAddr(tt.hop),
-				Path: fib.Path{Kind: fib.PathConn, Conn: 1, MTU: tt.conn}}})
+				Path: nexthop.Path{Kind: nexthop.PathConn, Conn: 1, MTU: tt.conn}}})
 		}
 		r, ok := b.route(tt.dst, tt.ourself)
 		if !ok {
@@ -315,7 +315,7 @@ func machine(t *testing.T, seed uint64, r *rand.Rand, steps int) {
 	t.Helper()
 	b := newBench()
 	b.t = fib.New(fib.Options{MaxDests: 24, MaxLookups: 8})
-	v := &view{t: t, seed: seed, paths: map[netip.Addr]fib.Path{}, dests: map[rtnl.Flow]netip.Addr{},
+	v := &view{t: t, seed: seed, paths: map[netip.Addr]nexthop.Path{}, dests: map[rtnl.Flow]netip.Addr{},
 		conns: map[netip.Addr]int{}}
 	b.seen = v.action
 	b.feed(b.k.Start())
@@ -422,7 +422,7 @@ func host4(a string) string {
 type view struct {
 	t     *testing.T
 	seed  uint64
-	paths map[netip.Addr]fib.Path
+	paths map[netip.Addr]nexthop.Path
 	dests map[rtnl.Flow]netip.Addr
 	conns map[netip.Addr]int // the MTU of neighbours' connections; zero: none
 	lines []string
@@ -437,7 +437,7 @@ func (v *view) failf(format string, args ...any) {
 func (v *view) action(a fib.Action) {
 	switch a := a.(type) {
 	case fib.SetPath:
-		if a.Path != (fib.Path{}) {
+		if a.Path != (nexthop.Path{}) {
 			v.paths[a.Hop] = a.Path
 			return
 		}

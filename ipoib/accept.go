@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"ipoibcm/cm"
-	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/mtu"
+	"ipoibcm/nexthop"
 	"ipoibcm/serviceid"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
@@ -257,7 +257,7 @@ func (f *Interface) qpCreated(ev QPCreated) {
 
 // connOf returns the connection that an event is about. If it was given up meanwhile, connOf
 // returns nil and counts the event as late.
-func (f *Interface) connOf(id fib.Conn) *conn {
+func (f *Interface) connOf(id nexthop.Conn) *conn {
 	c := f.conns.byID[id]
 	if c == nil {
 		f.count(dropStaleHandle)
@@ -273,7 +273,7 @@ func (f *Interface) qpFailed(ev QPFailed) {
 	}
 	f.count(nQPFailed)
 	f.drop(c)
-	f.conns.gone = slices.DeleteFunc(f.conns.gone, func(id fib.Conn) bool { return id == c.id }) // the driver has done it
+	f.conns.gone = slices.DeleteFunc(f.conns.gone, func(id nexthop.Conn) bool { return id == c.id }) // the driver has done it
 	if c.state == connCreating && c.handle != 0 {
 		f.cmStep(cm.Reject{Handle: c.handle, Reason: cm.ReasonNoQP, PrivateData: f.privateData(c.receive)})
 	} else {

@@ -10,6 +10,7 @@ import (
 	"ipoibcm/group"
 	"ipoibcm/ib"
 	"ipoibcm/neigh"
+	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
@@ -55,7 +56,7 @@ type (
 	RecvFrame struct {
 		SrcGID, DstGID ib.GID
 		SrcQPN         ib.QPN
-		Conn           fib.Conn
+		Conn           nexthop.Conn
 		Frame          []byte
 	}
 
@@ -66,7 +67,7 @@ type (
 	// posted. PathMTU is the MTU of the path to the peer; zero means that of the
 	// port.
 	QPCreated struct {
-		Conn    fib.Conn
+		Conn    nexthop.Conn
 		QPN     ib.QPN
 		PathMTU ib.MTU
 	}
@@ -74,21 +75,21 @@ type (
 	// QPFailed says that CreateQP or ConnectQP could not be done. The driver has
 	// destroyed what there was of the queue pair.
 	QPFailed struct {
-		Conn fib.Conn
+		Conn nexthop.Conn
 		Text string
 	}
 
 	// QPError says that a working queue pair went to the error state. DestroyQP
 	// follows.
 	QPError struct {
-		Conn   fib.Conn
+		Conn   nexthop.Conn
 		Status verbs.Status
 		Text   string
 	}
 
 	// CommEst says that data arrived on a queue pair still waiting for its RTU.
 	// For any other queue pair it is harmless.
-	CommEst struct{ Conn fib.Conn }
+	CommEst struct{ Conn nexthop.Conn }
 
 	// Usage reports what the data path has counted. The driver sends it every
 	// few seconds and whenever it likes; the numbers are totals, never reset.
@@ -163,7 +164,7 @@ func (ev JoinFailed) step(f *Interface) {
 
 // A ConnUse is what the data path counted on one connection.
 type ConnUse struct {
-	Conn                 fib.Conn
+	Conn                 nexthop.Conn
 	TxPackets, TxOctets  uint64
 	RxPackets, RxOctets  uint64
 	TxDropped, TxUnacked uint64 // queue full; posted and not completed
@@ -204,7 +205,7 @@ type (
 
 	// SendConn sends a frame, encapsulation header included, on a connection.
 	SendConn struct {
-		Conn  fib.Conn
+		Conn  nexthop.Conn
 		Frame []byte
 	}
 
@@ -218,7 +219,7 @@ type (
 	// QPCreated or QPFailed. ReceiveMTU is the largest message, in octets with
 	// the encapsulation header, that a receive buffer of it must hold.
 	CreateQP struct {
-		Conn       fib.Conn
+		Conn       nexthop.Conn
 		Peer       ib.GID
 		Transport  ib.Transport
 		ReceiveMTU int
@@ -229,14 +230,14 @@ type (
 	// the other end. The driver reports a failure with QPFailed. No path ever names a connection
 	// that a legacy peer opened, because such a connection is for receiving only.
 	ConnectQP struct {
-		Conn     fib.Conn
+		Conn     nexthop.Conn
 		Peer     encap.LinkAddr
 		RTR, RTS verbs.QPAttr
 	}
 
 	// DestroyQP moves the queue pair to ERR, waits for its completions and
 	// destroys it. The handle is invalid from this action on.
-	DestroyQP struct{ Conn fib.Conn }
+	DestroyQP struct{ Conn nexthop.Conn }
 
 	// JoinGroup attaches the UD QP to a group of the underlay. MLID is the LID of the group on
 	// InfiniBand, where the port is a member of the group by now; zero on Ethernet.
@@ -281,7 +282,7 @@ type (
 		Kind NoteKind
 		Peer encap.LinkAddr // flags zero; zero if none is concerned
 		Addr netip.Addr     // IP address concerned, if any
-		Conn fib.Conn       // connection concerned, if any
+		Conn nexthop.Conn       // connection concerned, if any
 		Text string
 		// Report is the kind of event that an operator should find in the log; zero for all else.
 		Report Report
@@ -391,7 +392,7 @@ type AddrInfo struct {
 
 // A ConnInfo is one connection in the record (RFC 4755 section 3.2).
 type ConnInfo struct {
-	Conn        fib.Conn
+	Conn        nexthop.Conn
 	Peer        encap.LinkAddr // flags as last seen in address resolution
 	State       string         // as the CM names it
 	Transport   ib.Transport
@@ -424,7 +425,7 @@ type NeighbourInfo struct {
 	// connection that it shares with other addresses of its peer.
 	Queued, QueuedOctets int
 	Updated              time.Time // last proof that it hears us; if it does not answer, since when
-	Path                 fib.Path
+	Path                 nexthop.Path
 }
 
 // A GroupInfo is one multicast group.
@@ -448,7 +449,7 @@ type Explanation struct {
 	Link     encap.LinkAddr
 	ByCM     bool   // a connection to the peer is possible, or there is one
 	Via      CMPath // of CM messages to the peer, if ByCM
-	Path     fib.Path
+	Path     nexthop.Path
 	Class    Class
 	Mode     string // "RC", "UC", "UD", "none"
 	LastREJ  string // "" if there was none

@@ -8,10 +8,10 @@ import (
 	"time"
 
 	"ipoibcm/cm"
-	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/lru"
 	"ipoibcm/mtu"
+	"ipoibcm/nexthop"
 	"ipoibcm/serviceid"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
@@ -48,7 +48,7 @@ const (
 
 // A conn is one connected QP and the CM connection that goes with it.
 type conn struct {
-	id     fib.Conn
+	id     nexthop.Conn
 	handle cm.Handle
 	peer   *peer
 	active bool
@@ -83,14 +83,14 @@ func (c *conn) rxOnly() bool { return c.oneWay() && !c.active }
 
 // conns are the connections in the record (RFC 4755 section 3.2).
 type conns struct {
-	byID       map[fib.Conn]*conn
+	byID       map[nexthop.Conn]*conn
 	byHandle   map[cm.Handle]*conn
 	ofHost     map[ib.GID]int // how many connections there are with link-layer addresses of one GID
 	up         int            // how many are established
 	inUse      lru.List[conn, *conn]
-	lastID     fib.Conn
+	lastID     nexthop.Conn
 	lastHandle cm.Handle
-	gone       []fib.Conn // QPs to destroy at the end of the Step
+	gone       []nexthop.Conn // QPs to destroy at the end of the Step
 }
 
 // byAge returns the connections, oldest first.

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/mtu"
 	"ipoibcm/neigh"
@@ -31,11 +30,11 @@ func (f *Interface) explain(addr netip.Addr, hop nexthop.Hop) Explanation {
 		return e
 	case !f.up:
 		say("the interface is down, so nothing is sent")
-		e.Path.Kind = fib.PathDrop
+		e.Path.Kind = nexthop.PathDrop
 		return e
 	case addr.Is6() && !f.ipv6:
 		say("there is no IPv6 on this link: its UD MTU %d is below 1280", f.opt.udMTU())
-		e.Path.Kind = fib.PathDrop
+		e.Path.Kind = nexthop.PathDrop
 		return e
 	case f.addrs.has(addr):
 		say("%v is an address of this interface", addr)
@@ -50,7 +49,7 @@ func (f *Interface) explain(addr netip.Addr, hop nexthop.Hop) Explanation {
 		say("the underlay is down at the moment")
 	}
 	if f.explainRoute(hop, say); !hop.Leaves {
-		e.NextHop, e.Path.Kind = netip.Addr{}, fib.PathDrop
+		e.NextHop, e.Path.Kind = netip.Addr{}, nexthop.PathDrop
 		return e
 	}
 	f.explainHop(&e, say)

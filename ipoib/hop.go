@@ -83,28 +83,28 @@ func (f *Interface) unlearn(a netip.Addr, why neigh.ExpireReason) {
 func (f *Interface) udMTU() int { return mtu.Effective(f.deviceMTU, f.opt.udMTU()) }
 
 // path returns how p is reached now.
-func (f *Interface) path(p *peer) fib.Path {
+func (f *Interface) path(p *peer) nexthop.Path {
 	link := p.key
 	link.Flags = p.flags
 	if c := p.sending(); c != nil {
-		return fib.Path{Kind: fib.PathConn, Conn: c.id, Link: link, MTU: mtu.Effective(f.deviceMTU, c.mtu)}
+		return nexthop.Path{Kind: nexthop.PathConn, Conn: c.id, Link: link, MTU: mtu.Effective(f.deviceMTU, c.mtu)}
 	}
-	kind := fib.PathUD
+	kind := nexthop.PathUD
 	if f.mayDial(p) || !f.pathKnown(p.key.GID) {
-		kind = fib.PathMiss // so that the next packet opens a connection, or asks for the path
+		kind = nexthop.PathMiss // so that the next packet opens a connection, or asks for the path
 	}
-	return fib.Path{Kind: kind, Link: link, MTU: f.udMTUTo(p)}
+	return nexthop.Path{Kind: kind, Link: link, MTU: f.udMTUTo(p)}
 }
 
 // pathOf returns how neighbour or group a is reached now; zero and false if it is not known.
-func (f *Interface) pathOf(a netip.Addr) (fib.Path, bool) {
+func (f *Interface) pathOf(a netip.Addr) (nexthop.Path, bool) {
 	if f.group.Table().IsGroup(a) {
 		path := f.groupPath(a)
 		return path, path.MTU != 0
 	}
 	p := f.hops.peers[a]
 	if p == nil || !f.up {
-		return fib.Path{}, false
+		return nexthop.Path{}, false
 	}
 	return f.path(p), true
 }
@@ -135,15 +135,15 @@ const maxDirty = 1024
 // groupPath returns how group or broadcast address a is reached. It returns zero if a is no
 // such address any more, if the interface is down, or if packets to it are copied to a list
 // of peers, which only this machine does.
-func (f *Interface) groupPath(a netip.Addr) fib.Path {
+func (f *Interface) groupPath(a netip.Addr) nexthop.Path {
 	t := f.group.Table()
 	g, ok := t.MGIDFor(a)
 	if _, copies := t.Replicate(); !ok || copies || !f.up {
-		return fib.Path{}
+		return nexthop.Path{}
 	}
-	path := fib.Path{Kind: fib.PathGroup, Link: encap.LinkAddr{QPN: ib.QPNMulticast, GID: g}, MTU: f.udMTU()}
+	path := nexthop.Path{Kind: nexthop.PathGroup, Link: encap.LinkAddr{QPN: ib.QPNMulticast, GID: g}, MTU: f.udMTU()}
 	if !f.groupKnown(g) {
-		path.Kind = fib.PathMiss // so that the next packet has it joined
+		path.Kind = nexthop.PathMiss // so that the next packet has it joined
 	}
 	return path
 }
@@ -183,14 +183,14 @@ func (f *Interface) onFIB(a fib.Action) {
 		f.do(FIBAction{a})
 	case fib.SetPath:
 		f.do(FIBAction{a})
-		if a.Path == (fib.Path{}) {
+		if a.Path == (nexthop.Path{}) {
 			delete(f.hops.groups, a.Hop)
 			return
 		}
 		if f.group.Table().IsGroup(a.Hop) {
 			f.hops.groups[a.Hop] = true
 		}
-		if path, ok := f.pathOf(a.Hop); ok && a.Path.Kind == fib.PathMiss {
+		if path, ok := f.pathOf(a.Hop); ok && a.Path.Kind == nexthop.PathMiss {
 			f.fibStep(fib.SetHop{Addr: a.Hop, Path: path})
 		}
 	case fib.IPv6Up:

@@ -44,6 +44,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/mtu"
 	"ipoibcm/neigh"
+	"ipoibcm/nexthop"
 	"ipoibcm/ratelimit"
 	"ipoibcm/serviceid"
 	"ipoibcm/wire/encap"
@@ -101,7 +102,7 @@ func New(opt Options) *Interface {
 		ipv6:   opt.udMTU() >= mtu.MinIPv6,
 		budget: mtu.Budget{Limit: opt.ucBudget(), Ring: opt.ucRing(), Full: uint32(opt.receiveMTU())},
 		addrs:  addrs{prefixes: map[netip.Addr][]netip.Prefix{}}, peers: peers{byLink: map[encap.LinkAddr]*peer{}},
-		conns: conns{byID: map[fib.Conn]*conn{}, byHandle: map[cm.Handle]*conn{}, ofHost: map[ib.GID]int{}},
+		conns: conns{byID: map[nexthop.Conn]*conn{}, byHandle: map[cm.Handle]*conn{}, ofHost: map[ib.GID]int{}},
 		hops:  hops{peers: map[netip.Addr]*peer{}, groups: map[netip.Addr]bool{}},
 	}
 	f.link.Flags = opt.Mode.Flags()

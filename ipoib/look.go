@@ -10,6 +10,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/mtu"
 	"ipoibcm/neigh"
+	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
@@ -154,11 +155,11 @@ func (f *Interface) Groups() []GroupInfo {
 func (f *Interface) Link() encap.LinkAddr { return f.link }
 
 // modeName names the mode of a path of kind k, whose connection has transport t.
-func modeName(k fib.PathKind, t ib.Transport) string {
+func modeName(k nexthop.PathKind, t ib.Transport) string {
 	switch k {
-	case fib.PathConn:
+	case nexthop.PathConn:
 		return t.String()
-	case fib.PathUD, fib.PathGroup:
+	case nexthop.PathUD, nexthop.PathGroup:
 		return ib.UD.String()
 	}
 	return "none"

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"ipoibcm/fib"
 	"ipoibcm/ib"
+	"ipoibcm/nexthop"
 	"ipoibcm/wire/arp"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
@@ -140,7 +140,7 @@ func (s *scene) frame(from *node, conn bool, fr []byte) {
 
 // packet shows what arrives at the IP layer of a host. conn is zero for UD, and for what
 // the machine itself gave its kernel.
-func (s *scene) packet(to *node, conn fib.Conn, pkt []byte) {
+func (s *scene) packet(to *node, conn nexthop.Conn, pkt []byte) {
 	by := " by UD"
 	if q := to.qps[conn]; q != nil {
 		by = " on " + s.qp(to, q.qpn)

@@ -8,12 +8,12 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/fib"
 	"ipoibcm/fib/fibtest"
 	"ipoibcm/group"
 	"ipoibcm/ib"
 	"ipoibcm/internal/expect"
 	"ipoibcm/internal/long"
+	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
@@ -189,7 +189,7 @@ func TestGroups(t *testing.T) {
 				w.Fatalf("%s: got %d", dst, b.got(p))
 			}
 		}
-		if path, _ := a.path(ip4(dst)); path.Kind != fib.PathGroup || path.MTU != 2044 {
+		if path, _ := a.path(ip4(dst)); path.Kind != nexthop.PathGroup || path.MTU != 2044 {
 			w.Fatalf("%s: %+v", dst, path)
 		}
 		if e := a.explain(ip4(dst)); e.Mode != "UD" || e.Path.MTU != 2044 {
@@ -213,7 +213,7 @@ func TestGroups(t *testing.T) {
 		w.Fatalf("%d packets, %d drops", len(b.tun)-n, a.counter("drop_oversize"))
 	}
 	a.delAddr("10.0.0.1/24")
-	if path, _ := a.path(ip4("10.0.0.255")); path.Kind != fib.PathMiss {
+	if path, _ := a.path(ip4("10.0.0.255")); path.Kind != nexthop.PathMiss {
 		w.Fatalf("packets to what was a subnet's broadcast address go by %v, want them to come up", path.Kind)
 	}
 }
@@ -443,18 +443,18 @@ func (w *world) odd(a, b, k *node, op, arg byte, rest []byte, r *rand.Rand) {
 	case 5:
 		a.step(RecvFrame{SrcGID: gid(int(arg % 5)), SrcQPN: ib.QPN(0x100 + int(arg%5)), Frame: rest})
 	case 6:
-		a.step(RecvFrame{Conn: fib.Conn(arg % 16), Frame: rest})
+		a.step(RecvFrame{Conn: nexthop.Conn(arg % 16), Frame: rest})
 	case 7:
 		m := &verbs.MAD{Remote: gid(int(arg % 4)), Local: gid(1)}
 		m.Data = [256]byte{1, 7, 2, 3, 17: byte(mad.AttrREQ) + op/20}
 		copy(m.Data[24:], rest)
 		a.step(RecvMAD{m})
 	case 8:
-		if c := fib.Conn(arg % 16); a.qps[c] != nil {
+		if c := nexthop.Conn(arg % 16); a.qps[c] != nil {
 			a.step(QPError{Conn: c, Status: verbs.RetryExceeded})
 		}
 	case 9:
-		a.step(CommEst{fib.Conn(arg % 16)})
+		a.step(CommEst{nexthop.Conn(arg % 16)})
 	case 10:
 		a.kernel(a.k.Up(false))
 		a.kernel(a.k.Up(true))

@@ -6,10 +6,10 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/fib"
 	"ipoibcm/group"
 	"ipoibcm/ib"
 	"ipoibcm/internal/simsm"
+	"ipoibcm/nexthop"
 	"ipoibcm/sa"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/ip"
@@ -109,7 +109,7 @@ func TestSendOnly(t *testing.T) {
 		if a.ib.at[mgid] != 0 {
 			t.Errorf("%s: the UD QP of a receives the group", tt.name)
 		}
-		if path, _ := a.path(g); path.Kind != fib.PathGroup {
+		if path, _ := a.path(g); path.Kind != nexthop.PathGroup {
 			t.Errorf("%s: the data path sends by %v, want by itself", tt.name, path.Kind)
 		}
 	}
@@ -196,7 +196,7 @@ func TestGroupTraps(t *testing.T) {
 			b.step(KernelGroups{})
 			w.run(within)
 			send("dropped")
-			if path, _ := a.path(g); path.Kind == fib.PathGroup {
+			if path, _ := a.path(g); path.Kind == nexthop.PathGroup {
 				w.Fatalf("the data path goes on sending to a group that is gone")
 			}
 

@@ -42,10 +42,10 @@ type world struct {
 	queue []flight
 	// dropMAD, when set, decides about each MAD by itself.
 	dropMAD  func(from *node, m mad.Message) bool
-	onMAD    func(from *node, m mad.Message)         // sees each MAD that a node sends
-	onOctets func(from *node, mad []byte)            // the same, as it is on the wire
-	onFrame  func(from *node, conn bool, fr []byte)  // sees each frame that a node sends, by a connection or UD
-	onPacket func(to *node, by fib.Conn, pkt []byte) // sees each IP packet that a kernel is given; no conn is UD
+	onMAD    func(from *node, m mad.Message)             // sees each MAD that a node sends
+	onOctets func(from *node, mad []byte)                // the same, as it is on the wire
+	onFrame  func(from *node, conn bool, fr []byte)      // sees each frame that a node sends, by a connection or UD
+	onPacket func(to *node, by nexthop.Conn, pkt []byte) // sees each IP packet that a kernel is given; no conn is UD
 	onNote   func(n *node, a Note)
 	log      []string
 	serial   uint32        // of packets: no two are alike
@@ -68,8 +68,8 @@ type node struct {
 	k      *fibtest.Kernel
 	joined map[ib.GID]bool
 	dests  map[rtnl.Flow]netip.Addr
-	paths  map[netip.Addr]fib.Path
-	qps    map[fib.Conn]*fakeQP
+	paths  map[netip.Addr]nexthop.Path
+	qps    map[nexthop.Conn]*fakeQP
 	nextQP ib.QPN
 	ud     map[encap.LinkAddr]uint64
 	probes []int         // octets of probes and answers sent
@@ -98,7 +98,7 @@ type node struct {
 // A fakeQP is one connected queue pair.
 type fakeQP struct {
 	n            *node
-	conn         fib.Conn
+	conn         nexthop.Conn
 	qpn          ib.QPN
 	trans        ib.Transport
 	receive      int
@@ -171,8 +171,8 @@ func (n *node) boot() {
 		o.Fabric = n.ib.boot(n.opt.Fabric)
 	}
 	n.f = New(o)
-	n.joined, n.dests, n.paths = map[ib.GID]bool{}, map[rtnl.Flow]netip.Addr{}, map[netip.Addr]fib.Path{}
-	n.qps, n.ud = map[fib.Conn]*fakeQP{}, map[encap.LinkAddr]uint64{}
+	n.joined, n.dests, n.paths = map[ib.GID]bool{}, map[rtnl.Flow]netip.Addr{}, map[netip.Addr]nexthop.Path{}
+	n.qps, n.ud = map[nexthop.Conn]*fakeQP{}, map[encap.LinkAddr]uint64{}
 	n.nextQP = ib.QPN(n.w.r.Uint32N(1<<23)) + 0x1000
 	n.dead = false
 	n.k = fibtest.New()
@@ -209,7 +209,7 @@ func (n *node) hostRoutes() map[netip.Addr]int {
 }
 
 // path returns how packets to dst go; ok is false if they come up.
-func (n *node) path(dst netip.Addr) (p fib.Path, ok bool) {
+func (n *node) path(dst netip.Addr) (p nexthop.Path, ok bool) {
 	if hop, known := n.dests[rtnl.Flow{Dst: dst}]; known {
 		p, ok = n.paths[hop]
 	}
@@ -429,7 +429,7 @@ func (n *node) doQP(a Action) {
 			w.Fatalf("%s: DestroyQP of %d, which is not there", n.name, a.Conn)
 		}
 		for hop, path := range n.paths {
-			if path.Kind == fib.PathConn && path.Conn == a.Conn {
+			if path.Kind == nexthop.PathConn && path.Conn == a.Conn {
 				w.Fatalf("%s: DestroyQP %d while %v leads to it", n.name, a.Conn, hop)
 			}
 		}
@@ -455,15 +455,15 @@ func (n *node) doFIB(a fib.Action) {
 	w := n.w
 	switch a := a.(type) {
 	case fib.SetPath:
-		if a.Path == (fib.Path{}) {
+		if a.Path == (nexthop.Path{}) {
 			n.delPath(a.Hop)
 			return
 		}
 		// 4755-2.1-1: no connected path for a group
-		if a.Path.Kind == fib.PathConn && a.Hop.IsMulticast() {
+		if a.Path.Kind == nexthop.PathConn && a.Hop.IsMulticast() {
 			w.Fatalf("%s: group %v on a connection", n.name, a.Hop)
 		}
-		if a.Path.Kind == fib.PathConn && (n.qps[a.Path.Conn] == nil || !n.qps[a.Path.Conn].rts) {
+		if a.Path.Kind == nexthop.PathConn && (n.qps[a.Path.Conn] == nil || !n.qps[a.Path.Conn].rts) {
 			w.Fatalf("%s: path %v to connection %d, which is not up", n.name, a.Hop, a.Path.Conn)
 		}
 		n.paths[a.Hop] = a.Path
@@ -543,19 +543,19 @@ func (n *node) source(dst netip.Addr) netip.Addr {
 func (n *node) output(pkt []byte) {
 	dst, _ := ip.Dst(pkt)
 	path, ok := n.path(dst)
-	if !ok || path.Kind == fib.PathMiss || len(pkt) > path.MTU || nd.KindOf(pkt) != nd.None || ip.IsReport(pkt) {
+	if !ok || path.Kind == nexthop.PathMiss || len(pkt) > path.MTU || nd.KindOf(pkt) != nd.None || ip.IsReport(pkt) {
 		n.step(Packet{pkt})
 		return
 	}
 	switch path.Kind {
-	case fib.PathConn:
+	case nexthop.PathConn:
 		n.sendConn(path.Conn, frame(pkt))
-	case fib.PathUD:
+	case nexthop.PathUD:
 		n.onUD++
 		n.ud[path.Link.Key()]++
 		n.checkFrame(frame(pkt), false)
 		n.sendUD(path.Link, frame(pkt))
-	case fib.PathGroup:
+	case nexthop.PathGroup:
 		n.do(SendUD{MGID: path.Link.GID, Frame: frame(pkt)})
 	}
 }

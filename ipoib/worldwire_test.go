@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"ipoibcm/cm"
-	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/internal/expect"
+	"ipoibcm/nexthop"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
@@ -112,14 +112,14 @@ func (n *node) recv(ev RecvFrame) {
 }
 
 // deliver gives n's kernel a packet.
-func (n *node) deliver(by fib.Conn, pkt []byte) {
+func (n *node) deliver(by nexthop.Conn, pkt []byte) {
 	n.tun = append(n.tun, slices.Clone(pkt))
 	if n.w.onPacket != nil {
 		n.w.onPacket(n, by, pkt)
 	}
 }
 
-func (n *node) sendConn(id fib.Conn, fr []byte) {
+func (n *node) sendConn(id nexthop.Conn, fr []byte) {
 	w := n.w
 	q := n.qps[id]
 	if q == nil || !q.rts {

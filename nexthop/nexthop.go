@@ -2,7 +2,7 @@
 // guests.
 //
 // A TUN shows a packet and not its next hop. The kernel chose the next hop, so nothing here looks at routes or rules
-// to find it. [Ask] finds the right questions instead.
+// to find it. [Ask] finds the right questions instead. A [Path] is how the data path then reaches the next hop.
 //
 // Package fib decides what to ask and to change; the functions here do it, where a slow kernel holds nothing up.
 // They keep nothing between two calls, and see the kernel through an interface.

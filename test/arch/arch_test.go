@@ -89,7 +89,7 @@ var layers = []layered{
 	{"lru", 0, pure},
 	{"timerheap", 0, pure},
 	{"eventqueue", 0, pure},
-	{"nexthop", 1, pure},
+	{"nexthop", 3, pure},
 	{"rtnl", 0, pure},
 }
 

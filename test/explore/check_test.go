@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"ipoibcm/cm"
-	"ipoibcm/fib"
 	"ipoibcm/ipoib"
+	"ipoibcm/nexthop"
 	"ipoibcm/serviceid"
 	"ipoibcm/wire/mad"
 )
@@ -128,7 +128,7 @@ func (w *world) check() {
 			if !w.sent[i] {
 				continue
 			}
-			if w.nodes[p[0]].paths[p[1]].Kind != fib.PathConn {
+			if w.nodes[p[0]].paths[p[1]].Kind != nexthop.PathConn {
 				w.failf("nothing was lost or delayed, but %s has no connection to send to %s on", w.nodes[p[0]].name(),
 					w.nodes[p[1]].name())
 			}

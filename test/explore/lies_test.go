@@ -13,9 +13,9 @@ import (
 	"unsafe"
 
 	"ipoibcm/cm"
-	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
+	"ipoibcm/nexthop"
 	"ipoibcm/serviceid"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/arp"
@@ -521,7 +521,7 @@ func TestForgedRedial(t *testing.T) {
 			for range 60 {
 				sc.deliver()
 				sc.pass(time.Second)
-				if now := sc.a.paths[1]; now != path && (path.Kind == fib.PathConn || now.Kind != fib.PathUD) {
+				if now := sc.a.paths[1]; now != path && (path.Kind == nexthop.PathConn || now.Kind != nexthop.PathUD) {
 					t.Fatalf("%s, in-band %v: the path to b was %+v, now %+v", moment, inband, path, sc.a.paths[1])
 				}
 			}

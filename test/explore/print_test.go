@@ -14,10 +14,10 @@ import (
 	"unsafe"
 
 	"ipoibcm/cm"
-	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/internal/simsm"
 	"ipoibcm/ipoib"
+	"ipoibcm/nexthop"
 	"ipoibcm/timerheap"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/mad"
@@ -215,23 +215,23 @@ func specialTypes() map[reflect.Type]writer {
 			a := at[netip.Prefix](x)
 			p.b = append(append(p.b, byte(a.Bits())), a.Addr().AsSlice()...)
 		},
-		reflect.TypeFor[mad.CommID](): func(p *printer, x unsafe.Pointer) { p.name(&p.comm, uint64(at[mad.CommID](x))) },
-		reflect.TypeFor[ib.PSN]():     func(p *printer, x unsafe.Pointer) { p.name(&p.psn, uint64(at[ib.PSN](x))) },
-		reflect.TypeFor[cm.Handle]():  func(p *printer, x unsafe.Pointer) { p.name(&p.handle, uint64(at[cm.Handle](x))) },
-		reflect.TypeFor[fib.Conn]():   func(p *printer, x unsafe.Pointer) { p.name(&p.conn, uint64(at[fib.Conn](x))) },
-		reflect.TypeFor[[256]byte]():  func(p *printer, x unsafe.Pointer) { p.message((*[256]byte)(x)) },
-		reflect.TypeFor[[]byte]():     func(p *printer, x unsafe.Pointer) { p.octets(at[[]byte](x)) },
-		reflect.TypeFor[string]():     func(p *printer, x unsafe.Pointer) { p.octets([]byte(at[string](x))) },
-		reflect.TypeFor[bool]():       func(p *printer, x unsafe.Pointer) { p.b = append(p.b, at[byte](x)) },
-		reflect.TypeFor[ib.QPN]():     func(p *printer, x unsafe.Pointer) { p.printQPN(at[ib.QPN](x)) },
-		reflect.TypeFor[float64]():    func(p *printer, x unsafe.Pointer) { p.uint(math.Float64bits(at[float64](x))) },
-		reflect.TypeFor[[92]byte]():   trimmed[[92]byte],
-		reflect.TypeFor[[196]byte]():  trimmed[[196]byte],
-		reflect.TypeFor[[224]byte]():  trimmed[[224]byte],
-		reflect.TypeFor[[148]byte]():  trimmed[[148]byte],
-		reflect.TypeFor[[222]byte]():  trimmed[[222]byte],
-		reflect.TypeFor[[220]byte]():  trimmed[[220]byte],
-		reflect.TypeFor[[72]byte]():   trimmed[[72]byte],
+		reflect.TypeFor[mad.CommID]():   func(p *printer, x unsafe.Pointer) { p.name(&p.comm, uint64(at[mad.CommID](x))) },
+		reflect.TypeFor[ib.PSN]():       func(p *printer, x unsafe.Pointer) { p.name(&p.psn, uint64(at[ib.PSN](x))) },
+		reflect.TypeFor[cm.Handle]():    func(p *printer, x unsafe.Pointer) { p.name(&p.handle, uint64(at[cm.Handle](x))) },
+		reflect.TypeFor[nexthop.Conn](): func(p *printer, x unsafe.Pointer) { p.name(&p.conn, uint64(at[nexthop.Conn](x))) },
+		reflect.TypeFor[[256]byte]():    func(p *printer, x unsafe.Pointer) { p.message((*[256]byte)(x)) },
+		reflect.TypeFor[[]byte]():       func(p *printer, x unsafe.Pointer) { p.octets(at[[]byte](x)) },
+		reflect.TypeFor[string]():       func(p *printer, x unsafe.Pointer) { p.octets([]byte(at[string](x))) },
+		reflect.TypeFor[bool]():         func(p *printer, x unsafe.Pointer) { p.b = append(p.b, at[byte](x)) },
+		reflect.TypeFor[ib.QPN]():       func(p *printer, x unsafe.Pointer) { p.printQPN(at[ib.QPN](x)) },
+		reflect.TypeFor[float64]():      func(p *printer, x unsafe.Pointer) { p.uint(math.Float64bits(at[float64](x))) },
+		reflect.TypeFor[[92]byte]():     trimmed[[92]byte],
+		reflect.TypeFor[[196]byte]():    trimmed[[196]byte],
+		reflect.TypeFor[[224]byte]():    trimmed[[224]byte],
+		reflect.TypeFor[[148]byte]():    trimmed[[148]byte],
+		reflect.TypeFor[[222]byte]():    trimmed[[222]byte],
+		reflect.TypeFor[[220]byte]():    trimmed[[220]byte],
+		reflect.TypeFor[[72]byte]():     trimmed[[72]byte],
 	}
 }
 

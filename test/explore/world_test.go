@@ -15,6 +15,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
 	"ipoibcm/neigh"
+	"ipoibcm/nexthop"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/arp"
 	"ipoibcm/wire/encap"
@@ -88,9 +89,9 @@ type node struct {
 	boot   int            // how often it was started
 	former ib.QPN         // the UD QPN of its former life, if it was another
 	qps    []qp
-	made   int         // QPs, since it was started
-	paths  [3]fib.Path // to the other hosts, as packets find them
-	shown  [3]fib.Path // as the data path has them
+	made   int             // QPs, since it was started
+	paths  [3]nexthop.Path // to the other hosts, as packets find them
+	shown  [3]nexthop.Path // as the data path has them
 	kernel *fibtest.Kernel
 	got    [3][2]uint8    // packets from each, by tag: of the search, of recover
 	seen   map[uint64]int // of the fault
@@ -99,7 +100,7 @@ type node struct {
 
 // A qp is one connected queue pair, as the driver sees it.
 type qp struct {
-	conn         fib.Conn
+	conn         nexthop.Conn
 	qpn          ib.QPN
 	trans        ib.Transport
 	receive      int
@@ -131,10 +132,10 @@ type item struct {
 	mad *verbs.MAD // nobody changes it
 	msg mad.Message
 
-	conn fib.Conn // itemQP, itemDead: of to
-	qpn  ib.QPN   // itemQP; itemData: where it goes
-	src  ib.QPN   // itemData: where it comes from
-	psn  ib.PSN   // itemData: what the sender sends with
+	conn nexthop.Conn // itemQP, itemDead: of to
+	qpn  ib.QPN       // itemQP; itemData: where it goes
+	src  ib.QPN       // itemData: where it comes from
+	psn  ib.PSN       // itemData: what the sender sends with
 	mtu  ib.MTU
 	size int
 	tag  byte
@@ -336,7 +337,7 @@ func (w *world) nextTimer() (time.Time, int) {
 func (w *world) start(i int, heard bool) {
 	n := w.node(i)
 	n.boot++
-	n.qps, n.made, n.paths, n.shown = nil, 0, [3]fib.Path{}, [3]fib.Path{}
+	n.qps, n.made, n.paths, n.shown = nil, 0, [3]nexthop.Path{}, [3]nexthop.Path{}
 	if n.fault != nil {
 		n.seen = map[uint64]int{}
 	}
@@ -385,7 +386,7 @@ const tagAt = encap.HeaderLen + 20 + 8
 // send has i send a packet to j, as a data path would.
 func (w *world) send(i, j int, tag byte) {
 	ev := w.packet(i, j, tag, payload).(ipoib.Packet)
-	if p := w.nodes[i].paths[j]; p.Kind == fib.PathConn && len(ev.IP) <= p.MTU {
+	if p := w.nodes[i].paths[j]; p.Kind == nexthop.PathConn && len(ev.IP) <= p.MTU {
 		fr := append([]byte{byte(encap.IPv4 >> 8), byte(encap.IPv4 & 0xff), 0, 0}, ev.IP...)
 		w.onConn(w.node(i), p.Conn, fr)
 		return
@@ -448,7 +449,7 @@ func (w *world) do(e event) {
 				return it.to == i && (it.kind == itemQP || it.kind == itemDead) && it.conn == a.Conn
 			})
 			for j, p := range n.shown {
-				if p.Kind == fib.PathConn && p.Conn == a.Conn {
+				if p.Kind == nexthop.PathConn && p.Conn == a.Conn {
 					w.failf("%s destroys queue pair %d, which its path to %s needs", n.name(), a.Conn, w.nodes[j].name())
 				}
 			}
@@ -463,7 +464,7 @@ func (w *world) do(e event) {
 func (w *world) doFIB(n *node, a fib.Action, heard bool) {
 	switch a := a.(type) {
 	case fib.SetPath:
-		if q := n.qp(a.Path.Conn); a.Path.Kind == fib.PathConn && (q == nil || !q.rts) {
+		if q := n.qp(a.Path.Conn); a.Path.Kind == nexthop.PathConn && (q == nil || !q.rts) {
 			w.failf("%s: a path leads to connection %d, which is not up", n.name(), a.Path.Conn)
 		}
 		w.show(n, a.Hop, a.Path)
@@ -476,7 +477,7 @@ func (w *world) doFIB(n *node, a fib.Action, heard bool) {
 }
 
 // show takes the path of a hop as the data path has it.
-func (w *world) show(n *node, hop netip.Addr, path fib.Path) {
+func (w *world) show(n *node, hop netip.Addr, path nexthop.Path) {
 	for j := range w.nodes {
 		if hop == addr(j) {
 			n.shown[j] = path
@@ -487,7 +488,7 @@ func (w *world) show(n *node, hop netip.Addr, path fib.Path) {
 // lookUp takes the paths to the other hosts as packets would find them: those of
 // a destination that the data path has forgotten come up, and go the same way.
 func (w *world) lookUp(n *node) {
-	n.paths = [3]fib.Path{}
+	n.paths = [3]nexthop.Path{}
 	for _, nb := range n.f.Neighbours() {
 		for j := range w.nodes {
 			if nb.Addr == addr(j) {
@@ -497,7 +498,7 @@ func (w *world) lookUp(n *node) {
 	}
 }
 
-func (n *node) qp(c fib.Conn) *qp {
+func (n *node) qp(c nexthop.Conn) *qp {
 	for i := range n.qps {
 		if n.qps[i].conn == c {
 			return &n.qps[i]
@@ -563,7 +564,7 @@ func (w *world) sendUD(n *node, a ipoib.SendUD) {
 }
 
 // onConn puts a data packet on the way.
-func (w *world) onConn(n *node, id fib.Conn, fr []byte) {
+func (w *world) onConn(n *node, id nexthop.Conn, fr []byte) {
 	q := n.qp(id)
 	if q == nil || !q.rts {
 		w.failf("%s sends on connection %d, which is not up", n.name(), id)

@@ -12,6 +12,7 @@ import (
 	"ipoibcm/fib/fibtest"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
+	"ipoibcm/nexthop"
 	"ipoibcm/serviceid"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/arp"
@@ -37,11 +38,11 @@ type crowd struct {
 	onStep  func(time.Duration) // told how long each Step took, unless nil
 	pending []ipoib.Event       // what the last Step led to
 	out     []ipoib.Action
-	qpn     ib.QPN      // last made
-	up      int         // connections of ours and the peers' that came up
-	last    fib.Conn    // made last
-	commID  mad.CommID  // that the machine drew last
-	sent    map[int]int // UD data packets by peer; nil: not counted
+	qpn     ib.QPN       // last made
+	up      int          // connections of ours and the peers' that came up
+	last    nexthop.Conn // made last
+	commID  mad.CommID   // that the machine drew last
+	sent    map[int]int  // UD data packets by peer; nil: not counted
 }
 
 // Where peers are found. The machine has the last address of 10.0.0.0/8.

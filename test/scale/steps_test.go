@@ -4,10 +4,10 @@ import (
 	"net/netip"
 	"time"
 
-	"ipoibcm/fib"
 	"ipoibcm/fib/fibtest"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
+	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/arp"
@@ -22,7 +22,7 @@ type field struct {
 	turn   int  // of known
 	afar   bool // every turn takes known to others
 	serial int  // of what must not come twice
-	lively []fib.Conn
+	lively []nexthop.Conn
 	use    []ipoib.ConnUse
 	ud     []ipoib.UDUse
 }

@@ -7,9 +7,9 @@ import (
 	"slices"
 	"time"
 
-	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
+	"ipoibcm/nexthop"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
 	"ipoibcm/wire/nd"
@@ -226,7 +226,7 @@ func (w *world) checkRoutes(h *host) {
 	if have := h.hostRoutes(); !maps.Equal(want, have) {
 		w.fatalf("%s: host routes %v, want %v", h.name(), have, want)
 	}
-	paths := map[netip.Addr]fib.Path{}
+	paths := map[netip.Addr]nexthop.Path{}
 	for hop := range h.m.Hops() {
 		if hop.Dests > 0 {
 			paths[hop.Addr] = hop.Path

@@ -5,7 +5,6 @@ import (
 	"strings"
 	"testing"
 
-	"ipoibcm/fib"
 	"ipoibcm/ipoib"
 	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
@@ -112,19 +111,19 @@ const (
 )
 
 // wrong is the path that a broken agent takes.
-func (h *host) wrong(path fib.Path) fib.Path {
+func (h *host) wrong(path nexthop.Path) nexthop.Path {
 	other := func() {
 		for id, c := range h.conns { // the smallest: maps have no order
-			if id != path.Conn && c.up() && (path.Kind != fib.PathConn || id < path.Conn) {
-				path.Kind, path.Conn = fib.PathConn, id
+			if id != path.Conn && c.up() && (path.Kind != nexthop.PathConn || id < path.Conn) {
+				path.Kind, path.Conn = nexthop.PathConn, id
 			}
 		}
 	}
 	switch {
 	case h.cfg.fault == ignoresMTU:
 		path.MTU = 1 << 16
-	case h.cfg.fault == sendsElsewhere && path.Kind == fib.PathConn,
-		h.cfg.fault == groupsOnConn && path.Kind == fib.PathGroup:
+	case h.cfg.fault == sendsElsewhere && path.Kind == nexthop.PathConn,
+		h.cfg.fault == groupsOnConn && path.Kind == nexthop.PathGroup:
 		other()
 	}
 	return path

@@ -15,6 +15,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/internal/simfabric"
 	"ipoibcm/ipoib"
+	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
@@ -64,7 +65,7 @@ type host struct {
 	link  encap.LinkAddr
 	mUp   bool // the machine was told so
 	table *group.Table
-	paths map[netip.Addr]fib.Path // by next hop
+	paths map[netip.Addr]nexthop.Path // by next hop
 	dests map[rtnl.Flow]netip.Addr
 
 	pending  []ipoib.Event
@@ -82,7 +83,7 @@ type host struct {
 	looked   int                 // by checkExplained
 
 	ud       *conn
-	conns    map[fib.Conn]*conn
+	conns    map[nexthop.Conn]*conn
 	byQPN    map[ib.QPN]*conn
 	sendCQ   verbs.CQ
 	recvCQ   verbs.CQ
@@ -126,8 +127,8 @@ func (h *host) boot() {
 	h.life++
 	h.dead, h.shutdown = false, false
 	h.port = h.w.f.NewPort(simfabric.PortOptions{GID: h.gid, MTU: h.cfg.path})
-	h.paths, h.dests, h.table = map[netip.Addr]fib.Path{}, map[rtnl.Flow]netip.Addr{}, nil
-	h.conns, h.byQPN = map[fib.Conn]*conn{}, map[ib.QPN]*conn{}
+	h.paths, h.dests, h.table = map[netip.Addr]nexthop.Path{}, map[rtnl.Flow]netip.Addr{}, nil
+	h.conns, h.byQPN = map[nexthop.Conn]*conn{}, map[ib.QPN]*conn{}
 	h.udUse, h.mads, h.notes = map[encap.LinkAddr]ipoib.UDUse{}, map[mad.AttrID]int{}, map[ipoib.NoteKind]int{}
 	h.pending, h.stepping, h.busy, h.held, h.waking, h.inband = nil, false, time.Time{}, 0, false, 0
 	h.books, h.touched = books{}, map[netip.Addr]bool{}
@@ -511,7 +512,7 @@ func (h *host) with(peer *host) (cs []ipoib.ConnInfo) {
 func (h *host) doFIB(a fib.Action) {
 	switch a := a.(type) {
 	case fib.SetPath:
-		if a.Path == (fib.Path{}) {
+		if a.Path == (nexthop.Path{}) {
 			if _, ok := h.paths[a.Hop]; !ok && h.cfg.fault != forgetsPaths {
 				h.w.fatalf("%s: there is no path of %v to remove", h.name(), a.Hop)
 			}
@@ -519,10 +520,10 @@ func (h *host) doFIB(a fib.Action) {
 			return
 		}
 		h.touched[a.Hop] = true
-		if h.cfg.fault == forgetsPaths && a.Path.Kind == fib.PathConn {
+		if h.cfg.fault == forgetsPaths && a.Path.Kind == nexthop.PathConn {
 			return
 		}
-		if a.Path.Kind == fib.PathConn && h.conns[a.Path.Conn] == nil {
+		if a.Path.Kind == nexthop.PathConn && h.conns[a.Path.Conn] == nil {
 			h.w.fatalf("%s: path of %v leads to connection %d, which is not there", h.name(), a.Hop, a.Path.Conn)
 		}
 		h.paths[a.Hop] = a.Path

@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"strings"
 
-	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
 	"ipoibcm/neigh"
+	"ipoibcm/nexthop"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/roce/rocetest"
 )
@@ -330,7 +330,7 @@ func (h *host) checkNeighbour(n *ipoib.NeighbourInfo) {
 	case len(e.Reasons) == 0:
 		bad("no reason")
 	case !h.mUp:
-		if e.Path.Kind != fib.PathDrop {
+		if e.Path.Kind != nexthop.PathDrop {
 			bad("the interface is down")
 		}
 		return
@@ -360,7 +360,7 @@ func (h *host) checkNeighbour(n *ipoib.NeighbourInfo) {
 	if have.Kind == e.Path.Kind && have.Conn == e.Path.Conn && have.MTU == e.Path.MTU {
 		return
 	}
-	if e.Path.Kind == fib.PathMiss && have.Kind == fib.PathUD && !h.m.Deadline().After(h.now()) {
+	if e.Path.Kind == nexthop.PathMiss && have.Kind == nexthop.PathUD && !h.m.Deadline().After(h.now()) {
 		return // a pause is over and Wake is on its way
 	}
 	bad("the data path has " + have.Kind.String())

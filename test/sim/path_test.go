@@ -4,11 +4,11 @@ import (
 	"net/netip"
 	"slices"
 
-	"ipoibcm/fib"
 	"ipoibcm/ib"
 	"ipoibcm/internal/foreign"
 	"ipoibcm/internal/simfabric"
 	"ipoibcm/ipoib"
+	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
@@ -31,7 +31,7 @@ const (
 // A conn is a queue pair with its buffers; the UD QP is one too.
 type conn struct {
 	h     *host
-	id    fib.Conn // 0: UD
+	id    nexthop.Conn // 0: UD
 	qp    verbs.QP
 	qpn   ib.QPN
 	trans ib.Transport
@@ -144,7 +144,7 @@ func (h *host) changeQPN() {
 	h.step(ipoib.UnderlayChanged{Link: h.link, PathMTU: p.MTU, Active: p.Active})
 }
 
-func newConn(h *host, id fib.Conn, qp verbs.QP) *conn {
+func newConn(h *host, id nexthop.Conn, qp verbs.QP) *conn {
 	return &conn{h: h, id: id, qp: qp, qpn: qp.QPN(), trans: qp.Transport(), inflight: map[uint64]*verbs.Region{},
 		sentAs: map[uint64]bool{}, lastOf: map[string]uint64{}}
 }
@@ -199,13 +199,13 @@ func (h *host) connectQP(a ipoib.ConnectQP) {
 	ok(c.qp.Modify(a.RTS))
 }
 
-func (h *host) destroyQP(id fib.Conn) {
+func (h *host) destroyQP(id nexthop.Conn) {
 	c := h.conns[id]
 	if c == nil {
 		h.w.fatalf("%s: QP of connection %d destroyed twice", h.name(), id)
 	}
 	for p, path := range h.paths {
-		if path.Kind == fib.PathConn && path.Conn == id {
+		if path.Kind == nexthop.PathConn && path.Conn == id {
 			h.w.fatalf("%s: path of %v leads to connection %d, whose QP is to be destroyed", h.name(), p, id)
 		}
 	}
@@ -238,21 +238,21 @@ func (h *host) transmit(pkt []byte) {
 		path = h.wrong(path)
 	}
 	switch {
-	case nd.KindOf(pkt) != nd.None || ip.IsReport(pkt), !found, path.Kind == fib.PathMiss, len(pkt) > path.MTU:
+	case nd.KindOf(pkt) != nd.None || ip.IsReport(pkt), !found, path.Kind == nexthop.PathMiss, len(pkt) > path.MTU:
 		h.event(ipoib.Packet{IP: pkt})
-	case path.Kind == fib.PathDrop:
+	case path.Kind == nexthop.PathDrop:
 		h.txDrops++
-	case path.Kind == fib.PathGroup:
+	case path.Kind == nexthop.PathGroup:
 		h.postUD(encap.LinkAddr{}, path.Link.GID, foreign.Frame(pkt))
-	case path.Kind == fib.PathUD:
+	case path.Kind == nexthop.PathUD:
 		h.postUD(path.Link, ib.GID{}, foreign.Frame(pkt))
-	case path.Kind == fib.PathConn:
+	case path.Kind == nexthop.PathConn:
 		h.post(h.conns[path.Conn], verbs.SendWR{}, foreign.Frame(pkt))
 	}
 }
 
 // lookup finds the path of the destination's next hop.
-func (h *host) lookup(dst netip.Addr) (path fib.Path, found bool) {
+func (h *host) lookup(dst netip.Addr) (path nexthop.Path, found bool) {
 	hop, found := h.dests[rtnl.Flow{Dst: dst}]
 	if found {
 		path, found = h.paths[hop]
