@@ -22,11 +22,6 @@ type hop struct {
 	dests int // number of destinations that lead here
 }
 
-// miss returns the path of a hop that is not known: packets are handed up.
-func (t *Table) miss() nexthop.Path {
-	return nexthop.Path{Kind: nexthop.PathMiss, MTU: t.effective(t.opt.UDMTU)}
-}
-
 // step gives the new UD MTU to each next hop whose path is a miss. The driver sends SetHop for the others.
 func (ev SetUDMTU) step(t *Table) {
 	t.opt.UDMTU, t.routes.dirty = ev.MTU, true
@@ -41,7 +36,7 @@ func (ev SetUDMTU) step(t *Table) {
 func (t *Table) hold(a netip.Addr) {
 	h := t.hops[a]
 	if h == nil {
-		h = &hop{path: t.miss()}
+		h = &hop{path: nexthop.Path{Kind: nexthop.PathMiss, MTU: t.effective(t.opt.UDMTU)}}
 		t.hops[a] = h
 		t.do(SetPath{Hop: a, Path: h.path})
 	}
@@ -68,7 +63,7 @@ func (ev SetHop) step(t *Table) {
 	case nexthop.PathConn:
 		want = path.MTU
 	case nexthop.PathMiss: // a zero path too
-		path.MTU = t.miss().MTU
+		path.MTU = t.effective(t.opt.UDMTU)
 	}
 	if h := t.hops[a]; h != nil && h.path != path {
 		t.do(SetPath{Hop: a, Path: path})
