@@ -2,6 +2,7 @@ package fib
 
 import (
 	"net/netip"
+	"slices"
 
 	"ipoibcm/mtu"
 	"ipoibcm/rtnl"
@@ -109,7 +110,7 @@ func (t *Table) setHostRoute(r rtnl.Route, gone bool) {
 // doubt makes SetRoute ask the kernel again for each host route inside p; a zero p stands for all. Unless sure is
 // set, doubt leaves out the hosts whose answer cannot depend on somebody else's change of a route to p.
 func (t *Table) doubt(p netip.Prefix, sure bool) {
-	for h := range t.hosts.in(p) {
+	for _, h := range slices.Collect(t.hosts.in(p)) { // place may delete some
 		if sure || h.why != "" || p.Bits() >= h.bits { // a zero p has -1
 			h.doubt = true
 			t.place(h)

@@ -159,3 +159,33 @@ func TestAskRefused(t *testing.T) {
 		}
 	}
 }
+
+// Neighbours whose host routes the kernel did not remove are forgotten when the device goes down, and no other
+// neighbour is left out for that.
+func TestDownAfterRemovalsRefused(t *testing.T) {
+	m, asked := withPeer(t)
+	m.Step(nil, time.Now(), placed(asked))
+	lost := nexthop.Path{Kind: nexthop.PathUD, MTU: 2044}
+	const n = 200
+	peer := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 1, byte(i)}) }
+	for i := range n {
+		out := routesOf(m.Step(nil, time.Now(), SetHop{peer(i), nexthop.Path{Kind: nexthop.PathConn, MTU: 65520}}))
+		m.Step(nil, time.Now(), placed(out[0]))
+		if i%2 == 0 {
+			out = routesOf(m.Step(nil, time.Now(), SetHop{peer(i), lost}))
+			m.Step(nil, time.Now(), done(out[0], nexthop.Outcome{Err: errors.New("no buffer space")}))
+		}
+	}
+	down := testLink
+	down.Up = false
+	m.Step(nil, time.Now(), Host{rtnl.Event{Kind: rtnl.LinkChange, Link: down}})
+	out := routesOf(m.Step(nil, time.Now(), Host{rtnl.Event{Kind: rtnl.LinkChange, Link: testLink}}))
+	if len(out) != n/2+1 {
+		t.Errorf("%d host routes when the device is up again, want %d", len(out), n/2+1)
+	}
+	for _, s := range out {
+		if s.Old.Dst.IsValid() {
+			t.Errorf("%v is to be removed, though it went with the device", s.Old)
+		}
+	}
+}

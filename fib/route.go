@@ -104,7 +104,7 @@ func (t *Table) setLink(l rtnl.Link) {
 	t.routes.link, t.routes.dirty = l, true
 	up := t.routes.up()
 	if l.MTU != old.MTU {
-		for h := range t.hosts.in(netip.Prefix{}) {
+		for _, h := range slices.Collect(t.hosts.in(netip.Prefix{})) { // place may delete some
 			t.place(h)
 		}
 	}
