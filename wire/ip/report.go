@@ -159,6 +159,10 @@ func appendMLD(dst []Change, pkt []byte) ([]Change, error) {
 	return appendChange(dst, "MLD report", netip.AddrFrom16([16]byte(m[8:24])), kind, 0)
 }
 
+// recordKinds are the types of group records: MODE_IS and CHANGE_TO (INCLUDE, EXCLUDE), ALLOW and
+// BLOCK.
+var recordKinds = map[uint8]ChangeKind{1: Include, 2: Exclude, 3: Include, 4: Exclude, 5: Allow, 6: Block}
+
 // appendRecords reads the group records of RFC 3376 section 4.2.4 and RFC 3810
 // section 5.2.5, which differ only in the length of an address.
 func appendRecords(dst []Change, what string, m []byte, addrLen int) ([]Change, error) {
@@ -173,19 +177,11 @@ func appendRecords(dst []Change, what string, m []byte, addrLen int) ([]Change, 
 			return dst[:old], &wire.ShortError{What: what, Need: size, Have: len(b)}
 		}
 		group, _ := netip.AddrFromSlice(b[4 : 4+addrLen])
-		var err error
-		switch b[0] { // others are to be ignored (RFC 3376 section 4.2.12)
-		case 1, 3: // MODE_IS, CHANGE_TO_INCLUDE
-			dst, err = appendChange(dst, what, group, Include, sources)
-		case 2, 4:
-			dst, err = appendChange(dst, what, group, Exclude, sources)
-		case 5:
-			dst, err = appendChange(dst, what, group, Allow, sources)
-		case 6:
-			dst, err = appendChange(dst, what, group, Block, sources)
-		}
-		if err != nil {
-			return dst[:old], err
+		if kind, ok := recordKinds[b[0]]; ok { // others are to be ignored (RFC 3376 section 4.2.12)
+			var err error
+			if dst, err = appendChange(dst, what, group, kind, sources); err != nil {
+				return dst[:old], err
+			}
 		}
 		b = b[size:]
 	}
