@@ -150,9 +150,7 @@ func (p *Port) CreateAH(attr verbs.AHAttr) (verbs.AH, error) {
 
 // complete fills in the defaults of an address.
 func (p *Port) complete(attr verbs.AHAttr) verbs.AHAttr {
-	if attr.SGID.IsZero() {
-		attr.SGID = p.opts.GID
-	}
+	attr.SGID = cmp.Or(attr.SGID, p.opts.GID)
 	attr.HopLimit = cmp.Or(attr.HopLimit, 64)
 	return attr
 }
