@@ -105,6 +105,10 @@ func AppendChanges(dst []Change, pkt []byte) ([]Change, error) {
 	return appendIGMP(dst, pkt)
 }
 
+// singleKinds are the messages about one group.
+var singleKinds = map[uint8]ChangeKind{igmpV1Report: Join, igmpV2Report: Join, igmpV2Leave: Leave, mldV1Report: Join,
+	mldV1Done: Leave}
+
 func appendIGMP(dst []Change, pkt []byte) ([]Change, error) {
 	p, err := AsV4(pkt)
 	if err != nil {
@@ -120,14 +124,10 @@ func appendIGMP(dst []Change, pkt []byte) ([]Change, error) {
 	if Checksum(m) != 0 {
 		return dst, &wire.FieldError{What: "IGMP report", Field: "checksum", Value: uint64(binary.BigEndian.Uint16(m[2:]))}
 	}
-	kind := Join
-	switch m[0] {
-	case igmpV3Report:
+	if m[0] == igmpV3Report {
 		return appendRecords(dst, "IGMPv3 report", m, 4)
-	case igmpV2Leave:
-		kind = Leave
 	}
-	return appendChange(dst, "IGMP report", netip.AddrFrom4([4]byte(m[4:8])), kind, 0)
+	return appendChange(dst, "IGMP report", netip.AddrFrom4([4]byte(m[4:8])), singleKinds[m[0]], 0)
 }
 
 func appendMLD(dst []Change, pkt []byte) ([]Change, error) {
@@ -149,14 +149,10 @@ func appendMLD(dst []Change, pkt []byte) ([]Change, error) {
 	if Checksum6(p.Src(), p.Dst(), ProtoICMPv6, m) != 0 {
 		return dst, &wire.FieldError{What: "MLD report", Field: "checksum", Value: uint64(binary.BigEndian.Uint16(m[2:]))}
 	}
-	kind := Join
-	switch m[0] {
-	case mldV2Report:
+	if m[0] == mldV2Report {
 		return appendRecords(dst, "MLDv2 report", m, 16)
-	case mldV1Done:
-		kind = Leave
 	}
-	return appendChange(dst, "MLD report", netip.AddrFrom16([16]byte(m[8:24])), kind, 0)
+	return appendChange(dst, "MLD report", netip.AddrFrom16([16]byte(m[8:24])), singleKinds[m[0]], 0)
 }
 
 // recordKinds are the types of group records: MODE_IS and CHANGE_TO (INCLUDE, EXCLUDE), ALLOW and
