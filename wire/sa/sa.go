@@ -127,11 +127,7 @@ func (m *Message) UnmarshalBinary(b []byte) error {
 	if len(b) < mad.Len {
 		return &wire.ShortError{What: "SA MAD", Need: mad.Len, Have: len(b)}
 	}
-	read := readers[h.Attr]
-	if read == nil {
-		return &wire.FieldError{What: "SA MAD", Field: "attribute", Value: uint64(h.Attr)}
-	}
-	r, err := read(b[HeaderLen:mad.Len])
+	r, err := readRecord(h.Attr, b[HeaderLen:mad.Len])
 	if err != nil {
 		return err
 	}
@@ -139,10 +135,21 @@ func (m *Message) UnmarshalBinary(b []byte) error {
 	return nil
 }
 
-// readers read the record of one attribute.
-var readers = map[Attr]func([]byte) (Record, error){
-	AttrMCMemberRecord: record[MCMemberRecord], AttrPathRecord: record[PathRecord],
-	AttrClassPortInfo: record[ClassPortInfo], AttrInformInfo: record[InformInfo], AttrNotice: record[Notice],
+// readRecord reads the record of one attribute.
+func readRecord(a Attr, b []byte) (Record, error) {
+	switch a {
+	case AttrMCMemberRecord:
+		return record[MCMemberRecord](b)
+	case AttrPathRecord:
+		return record[PathRecord](b)
+	case AttrClassPortInfo:
+		return record[ClassPortInfo](b)
+	case AttrInformInfo:
+		return record[InformInfo](b)
+	case AttrNotice:
+		return record[Notice](b)
+	}
+	return nil, &wire.FieldError{What: "SA MAD", Field: "attribute", Value: uint64(a)}
 }
 
 func record[R Record, P interface {
