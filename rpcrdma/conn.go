@@ -209,7 +209,8 @@ func (c *Conn) connected(dst []Action, now time.Time, private []byte) []Action {
 // answer, and the client speaks version one too, Learned makes it offer version one on the next
 // connection (draft section 6.2).
 func (c *Conn) disconnected(dst []Action, why error) []Action {
-	if c.opts.Client && !c.settled && c.version == Version2 && c.opts.speaks(Version1) && c.asking() {
+	if c.opts.Client && !c.settled && c.version == Version2 && c.opts.speaks(Version1) &&
+		slices.ContainsFunc(c.calls, (*call).sent) {
 		dst = append(dst, Learned{Version1, true})
 	}
 	text := "by the peer or the transport"
@@ -236,15 +237,8 @@ func (c *Conn) tidy(dst []Action, err *Error) []Action {
 	return dst
 }
 
-// asking reports whether a sent call has no answer yet.
-func (c *Conn) asking() bool {
-	for _, k := range c.calls {
-		if k.state == callSent {
-			return true
-		}
-	}
-	return false
-}
+// sent reports whether the call was sent and has no answer yet.
+func (k *call) sent() bool { return k.state == callSent }
 
 // drop counts err, the reason why a message is ignored.
 func (c *Conn) drop(dst []Action, err *Error) []Action {
@@ -362,12 +356,7 @@ func (c *Conn) makesSense(h *Header, payload []byte, dir Direction) *Error {
 }
 
 func hasPositionZero(reads []ReadSegment) bool {
-	for _, s := range reads {
-		if s.Position == 0 {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(reads, func(s ReadSegment) bool { return s.Position == 0 })
 }
 
 // headMakesSense compares XID and msg_type of the RPC message with xid and dir, which are those of

@@ -1,6 +1,10 @@
 package rpcrdma
 
-import "fmt"
+import (
+	"fmt"
+
+	"ipoibcm/wire"
+)
 
 // A Reason is one kind of fault, of the peer or our own. [Counters] has a counter for each.
 type Reason uint8
@@ -57,7 +61,7 @@ const (
 	reasonCount
 )
 
-var reasonNames = [reasonCount]string{
+var reasonNames = wire.Names[Reason]{
 	ReasonShort: "short", ReasonVersion: "version", ReasonProc: "proc", ReasonTruncated: "truncated", ReasonEnum: "enum",
 	ReasonBound: "bound", ReasonPosition: "position", ReasonRPC: "rpc", ReasonRPCVersion: "rpc_version",
 	ReasonNeverSent: "never_sent", ReasonDirection: "direction", ReasonXID: "xid", ReasonNoPayload: "no_payload",
@@ -72,12 +76,7 @@ var reasonNames = [reasonCount]string{
 }
 
 // String returns the name of the reason, which is also that of its counter.
-func (r Reason) String() string {
-	if r < reasonCount && reasonNames[r] != "" {
-		return reasonNames[r]
-	}
-	return fmt.Sprintf("reason %d", uint8(r))
-}
+func (r Reason) String() string { return reasonNames.Of(r, "reason %d") }
 
 // Counters counts faults by reason.
 type Counters [reasonCount]uint64

@@ -238,7 +238,11 @@ func (d *fuzzDriver) call(how int) []byte {
 		h.Reply = Chunk{{7, uint32(how) * 20, 0}, {8, 1000, 0}}
 	}
 	if how&32 != 0 && h.Vers == 2 && h.HasChunks() {
-		h.Handles(func(x uint32) bool { h.InvHandle = x; return how&64 != 0 })
+		if all := h.Handles(); len(all) > 0 && how&64 != 0 {
+			h.InvHandle = all[len(all)-1]
+		} else if len(all) > 0 {
+			h.InvHandle = all[0]
+		}
 	}
 	if how&2 != 0 {
 		payload = nil

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"ipoibcm/wire"
 )
 
 const (
@@ -36,13 +38,11 @@ const (
 	ProcOPTIONAL Proc = 5 // version two
 )
 
+var procNames = wire.Names[Proc]{ProcMSG: "MSG", ProcNOMSG: "NOMSG", ProcMSGP: "MSGP", ProcDONE: "DONE",
+	ProcERROR: "ERROR", ProcOPTIONAL: "OPTIONAL"}
+
 // String prints the procedure as the specifications name it, without its prefix.
-func (p Proc) String() string {
-	if names := [...]string{"MSG", "NOMSG", "MSGP", "DONE", "ERROR", "OPTIONAL"}; int64(p) < int64(len(names)) {
-		return names[p]
-	}
-	return fmt.Sprintf("proc %d", uint32(p))
-}
+func (p Proc) String() string { return procNames.Of(p, "proc %d") }
 
 // An ErrCode is the error that an ERROR message reports.
 type ErrCode uint32
@@ -58,14 +58,11 @@ const (
 	ErrInvalOption ErrCode = 5
 )
 
+var errCodeNames = wire.Names[ErrCode]{ErrVers: "VERS", ErrBadXDR: "BAD_XDR", ErrCantReply: "CANT_REPLY",
+	ErrInvalProc: "INVAL_PROC", ErrInvalOption: "INVAL_OPTION"}
+
 // String prints the code as version two names it, without its prefix.
-func (e ErrCode) String() string {
-	if names := [...]string{"", "VERS", "BAD_XDR", "CANT_REPLY", "INVAL_PROC", "INVAL_OPTION"}; e > 0 &&
-		int64(e) < int64(len(names)) {
-		return names[e]
-	}
-	return fmt.Sprintf("error %d", uint32(e))
-}
+func (e ErrCode) String() string { return errCodeNames.Of(e, "error %d") }
 
 // A Segment is memory that its owner has exposed.
 type Segment struct {
@@ -132,33 +129,21 @@ type Header struct {
 // hasLists reports whether the procedure has chunk lists.
 func (p Proc) hasLists() bool { return p == ProcMSG || p == ProcNOMSG || p == ProcMSGP }
 
-// Handles calls f with the handle of every segment of the header, in the order of the wire. It
-// stops when f returns false.
-func (h *Header) Handles(f func(handle uint32) bool) {
+// Handles returns the handle of every segment of the header, in the order of the wire.
+func (h *Header) Handles() (all []uint32) {
 	for _, s := range h.Reads {
-		if !f(s.Handle) {
-			return
-		}
+		all = append(all, s.Handle)
 	}
-	for _, c := range h.Writes {
+	for _, c := range append(slices.Clone(h.Writes), h.Reply) {
 		for _, s := range c {
-			if !f(s.Handle) {
-				return
-			}
+			all = append(all, s.Handle)
 		}
 	}
-	for _, s := range h.Reply {
-		if !f(s.Handle) {
-			return
-		}
-	}
+	return all
 }
 
 // HasHandle reports whether the header names the handle.
-func (h *Header) HasHandle(handle uint32) (has bool) {
-	h.Handles(func(x uint32) bool { has = x == handle; return !has })
-	return has
-}
+func (h *Header) HasHandle(handle uint32) bool { return slices.Contains(h.Handles(), handle) }
 
 // HasChunks reports whether the header has any chunk.
 func (h *Header) HasChunks() bool { return len(h.Reads) > 0 || len(h.Writes) > 0 || h.Reply != nil }

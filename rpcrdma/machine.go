@@ -13,7 +13,8 @@ type (
 	// memory through it any more. Err is for people.
 	Disconnected struct{ Err error }
 	// Recv is a message that arrived in a Send. If WithInv is set, that Send has invalidated our
-	// handle Invalidated. Data need only last until the actions of this Step are carried out.
+	// handle Invalidated, which otherwise has no meaning. Data need only last until the actions of
+	// this Step are carried out.
 	Recv struct {
 		Data        []byte
 		WithInv     bool

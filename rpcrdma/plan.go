@@ -31,17 +31,13 @@ const (
 func (c *Conn) plan(k *call) *Error {
 	send, recv := c.limits()
 	k.regs, k.long = nil, false
-	var results, reply []reg
 	for _, n := range k.req.Results {
-		results = append(results, reg{use: regResult, want: n, segs: make(Chunk, 1)})
+		k.regs = append(k.regs, reg{use: regResult, want: n, segs: make(Chunk, 1)})
 	}
-	k.regs = results
 	if n := k.req.MaxReply; n > 0 && (k.room || c.header(k).len()+n > recv) {
-		reply = []reg{{use: regReply, want: n, segs: make(Chunk, 1)}}
+		k.regs = append(k.regs, reg{use: regReply, want: n, segs: make(Chunk, 1)})
 	}
-	tail := append(results, reply...)
-
-	k.regs = tail
+	tail := k.regs
 	if head := c.header(k).len(); k.wide || head+len(k.req.Payload) > send {
 		items := make([]reg, 0, len(k.req.Reduce))
 		moved := 0

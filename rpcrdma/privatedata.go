@@ -39,33 +39,20 @@ func DefaultPrivateData() PrivateData {
 }
 
 // encodeSize encodes a size in octets (RFC 8797 section 4.2). A size above MaxInline becomes
-// MaxInline; one below MinInline is an error.
-func encodeSize(n int) (byte, error) {
-	if n < MinInline {
-		return 0, fmt.Errorf("rpcrdma: an inline size of %d octets cannot be announced, the least is %d", n, MinInline)
-	}
-	return byte(min(n, MaxInline)/1024 - 1), nil
-}
+// MaxInline.
+func encodeSize(n int) byte { return byte(min(n, MaxInline)/1024 - 1) }
 
 // decodeSize is the inverse of encodeSize. It returns octets.
 func decodeSize(v byte) int { return (int(v) + 1) * 1024 }
 
 // AppendBinary appends the wire form. It fails if a size is below MinInline.
 func (p PrivateData) AppendBinary(b []byte) ([]byte, error) {
-	send, err := encodeSize(p.SendSize)
-	if err != nil {
-		return b, err
-	}
-	recv, err := encodeSize(p.RecvSize)
-	if err != nil {
-		return b, err
-	}
-	var flags byte
-	if p.RemoteInv {
-		flags = 1 // bit 15 of the second word; the bits before it are reserved
+	if least := min(p.SendSize, p.RecvSize); least < MinInline {
+		return b, fmt.Errorf("rpcrdma: an inline size of %d octets cannot be announced, the least is %d", least, MinInline)
 	}
 	b = binary.BigEndian.AppendUint32(b, FormatIdentifier)
-	return append(b, privateVersion, flags, send, recv), nil
+	// R is bit 15 of the second word; the bits before it are reserved.
+	return append(b, privateVersion, wire.Bit(p.RemoteInv, 1), encodeSize(p.SendSize), encodeSize(p.RecvSize)), nil
 }
 
 // UnmarshalBinary sets p from the first PrivateDataLen octets of b. It ignores what follows them.
@@ -107,9 +94,5 @@ func Inline(own, peer PrivateData) (send, recv int) {
 
 // String prints R bit and sizes.
 func (p PrivateData) String() string {
-	r := 0
-	if p.RemoteInv {
-		r = 1
-	}
-	return fmt.Sprintf("R=%d send=%d receive=%d", r, p.SendSize, p.RecvSize)
+	return fmt.Sprintf("R=%d send=%d receive=%d", wire.Bit(p.RemoteInv, 1), p.SendSize, p.RecvSize)
 }

@@ -8,27 +8,25 @@ import (
 // invalidated notes that the peer's Send has invalidated a handle of ours.
 func (c *Conn) invalidated(handle uint32) {
 	for _, k := range c.calls {
-		for i := range k.regs {
-			for _, s := range k.regs[i].segs {
-				if s.Handle == handle && k.state == callSent {
-					k.regs[i].invalidated = handle
-					return
-				}
-			}
+		if i := k.owner(handle); i >= 0 && k.sent() {
+			k.regs[i].invalidated = handle
+			return
 		}
 	}
 	c.count[ReasonWrongInv]++
 }
 
+// owner returns the index of the memory of k that has the handle, -1 if there is none.
+func (k *call) owner(handle uint32) int {
+	return slices.IndexFunc(k.regs, func(r reg) bool {
+		return slices.ContainsFunc(r.segs, func(s Segment) bool { return s.Handle == handle })
+	})
+}
+
 // sentCall returns the call that a message with that XID answers. It returns nil if the message
 // answers a call that was given up, or none.
 func (c *Conn) sentCall(xid XID) *call {
-	for _, k := range c.calls {
-		if k.state == callSent && k.xid == xid {
-			return k
-		}
-	}
-	return nil
+	return first(c.calls, func(k *call) bool { return k.sent() && k.xid == xid })
 }
 
 // lateAnswer handles an answer that sentCall has no call for. If the call was given up, its credit
@@ -56,7 +54,7 @@ func (c *Conn) recvReply(dst []Action, now time.Time, h *Header, payload []byte,
 	if err := c.makesSense(h, payload, DirReply); err != nil {
 		return c.drop(dst, err)
 	}
-	if ev.WithInv && !k.owns(ev.Invalidated) {
+	if ev.WithInv && k.owner(ev.Invalidated) < 0 {
 		c.count[ReasonWrongInv]++
 	}
 	done, err := k.collect(h, payload)
@@ -80,17 +78,6 @@ func (c *Conn) recvReply(dst []Action, now time.Time, h *Header, payload []byte,
 	}
 	dst = c.finish(dst, k, done)
 	return c.pump(dst, now)
-}
-
-func (k *call) owns(handle uint32) bool {
-	for _, r := range k.regs {
-		for _, s := range r.segs {
-			if s.Handle == handle {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // collect puts the parts of a reply together. It fails if the header says that the peer wrote more,

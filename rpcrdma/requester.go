@@ -33,12 +33,7 @@ const (
 )
 
 func (c *Conn) callByID(id uint64) *call {
-	for _, k := range c.calls {
-		if !k.probe && k.req.ID == id {
-			return k
-		}
-	}
-	return nil
+	return first(c.calls, func(k *call) bool { return !k.probe && k.req.ID == id })
 }
 
 func (c *Conn) submit(dst []Action, now time.Time, req Submit) []Action {
@@ -242,11 +237,8 @@ func (c *Conn) transmit(dst []Action, now time.Time, k *call) []Action {
 // wake handles the deadlines that have passed.
 func (c *Conn) wake(dst []Action, now time.Time) []Action {
 	if !c.negotiated.IsZero() && !now.Before(c.negotiated) {
-		for _, k := range c.calls {
-			if k.state == callSent {
-				dst = c.assumeOne(dst, now, k, fault(ReasonTimeout, "of the first message"))
-				break
-			}
+		if k := first(c.calls, (*call).sent); k != nil {
+			dst = c.assumeOne(dst, now, k, fault(ReasonTimeout, "of the first message"))
 		}
 		if c.state != connUp {
 			return dst

@@ -234,14 +234,18 @@ func (c *Conn) room(s *served) int {
 	return int(min(max(uint64(max(0, inline)), s.h.Reply.Len()), uint64(c.opts.maxLong())))
 }
 
-// open returns the call with that ID if the program has it; nil if not.
+// open returns the call with that ID if the program has it. It returns nil if the connection has
+// ended or the call was answered.
 func (c *Conn) open(id uint64) *served {
-	for _, s := range c.served {
-		if s.id == id && s.given {
-			return s
-		}
+	return first(c.served, func(s *served) bool { return s.id == id && s.given })
+}
+
+// first returns the first of all for which is returns true; nil if there is none.
+func first[T any](all []*T, is func(*T) bool) *T {
+	if i := slices.IndexFunc(all, is); i >= 0 {
+		return all[i]
 	}
-	return nil // the connection has ended, or the call was answered
+	return nil
 }
 
 // answer sends a reply: inline if it fits, else in the Reply chunk. The items of Reduce go into the
@@ -316,28 +320,18 @@ func (c *Conn) invalidate(s *served) (handle uint32, ok bool) {
 		return 0, false
 	}
 	if s.h.Vers == Version2 { // only the handle that the call names (draft section 5.2.3)
-		if s.h.InvHandle == 0 || !s.h.HasHandle(s.h.InvHandle) {
-			return 0, false
-		}
-		return s.h.InvHandle, true
+		return s.h.InvHandle, s.h.InvHandle != 0 && s.h.HasHandle(s.h.InvHandle)
 	}
 	// In version one both ends must allow it (RFC 8797 section 4.1), and the call must have one
 	// handle only: it does not say which to invalidate.
 	if !c.own.RemoteInv || !c.peer.RemoteInv {
 		return 0, false
 	}
-	n := 0
-	s.h.Handles(func(x uint32) bool {
-		if n == 0 || x != handle {
-			n++
-		}
-		handle = x
-		return n < 2
-	})
-	if n != 1 {
+	all := slices.Compact(s.h.Handles())
+	if len(all) != 1 {
 		return 0, false
 	}
-	return handle, true
+	return all[0], true
 }
 
 // cantReply sends the ERROR that need octets of a result or reply do not fit into chunk. index is

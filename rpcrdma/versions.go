@@ -55,13 +55,9 @@ func (c *VersionCache) evict(now time.Time) {
 // Start returns the version to offer to peer first. Zero means the highest (see Options.Start). ok
 // is false if the peer had no version in common with us when last asked.
 func (c *VersionCache) Start(peer string, now time.Time) (start Version, ok bool) {
-	v, known := c.peers[peer]
-	if known && !now.Before(v.until) {
-		delete(c.peers, peer)
-		known = false
+	if v, known := c.peers[peer]; known && now.Before(v.until) {
+		return v.version, v.version != 0
 	}
-	if !known {
-		return 0, true
-	}
-	return v.version, v.version != 0
+	delete(c.peers, peer)
+	return 0, true
 }

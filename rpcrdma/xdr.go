@@ -1,6 +1,10 @@
 package rpcrdma
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+
+	"ipoibcm/wire"
+)
 
 // An xdrReader reads XDR (RFC 4506) from the octets of one message. It keeps its first error, and
 // all values read after that are zero.
@@ -74,12 +78,7 @@ func appendU32(b []byte, v ...uint32) []byte {
 	return b
 }
 
-func appendBool(b []byte, v bool) []byte {
-	if v {
-		return appendU32(b, 1)
-	}
-	return appendU32(b, 0)
-}
+func appendBool(b []byte, v bool) []byte { return appendU32(b, uint32(wire.Bit(v, 1))) }
 
 func appendOpaque(b, v []byte) []byte {
 	b = append(appendU32(b, uint32(len(v))), v...)

@@ -1,4 +1,4 @@
-// Package wire holds what all codecs share: errors, and names of codes. The codecs
+// Package wire holds what all codecs share: errors, names of codes, 24-bit numbers. The codecs
 // themselves are the packages below it, one per family of headers; each is pure and
 // keeps the order sizes, type, append, unmarshal, String.
 //

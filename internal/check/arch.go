@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"os/exec"
@@ -35,12 +36,13 @@ type emulation struct {
 var emulations = []emulation{
 	// The codecs and the machines need nothing of the kernel. Searches and random runs
 	// are left out: they take minutes there, and their results do not depend on the architecture.
-	{packages: []string{"ib", "wire/...", "mtu", "cm", "rpcrdma", "provider/softroce/engine", "neigh", "fib", "ipoib",
-		"ratelimit", "group", "peerrpc", "rtnl", "sa", "serviceid", "verbs/...", "mpa", "mpa/sctp"},
+	{packages: []string{"./ib", "./wire/...", "./mtu", "./cm", "./rpcrdma", "./provider/softroce/engine", "./neigh",
+		"./fib", "./ipoib", "./ratelimit", "./group", "./peerrpc", "./rtnl", "./sa", "./serviceid", "./verbs/...",
+		"./mpa", "./mpa/sctp"},
 		skip: []string{"Simulation", "RandomEvents", "Oracle", "Machine", "SessionOverSCTP", "EveryRequest",
 			"EveryReply", "BothSides", "CrossingExhaustively", "InbandSparesUnknown", "ManySeeds", "Flood", "Tshark"}},
 	// Of the edges only what the kernel reads and writes is tested: QEMU does not know all of netlink.
-	{packages: []string{"tun", "provider/softroce"},
+	{packages: []string{"./tun", "./provider/softroce"},
 		run: []string{"KernelStructures", "ControlMessages", "PathControlMessages", "Verify", "Complete", "NotMerged",
 			"OddSegments", "MergeRefused"}},
 }
@@ -83,9 +85,7 @@ func (r *run) vetAll() {
 // goFor runs the go command for another architecture.
 func (r *run) goFor(arch string, args ...string) error {
 	fmt.Fprintf(r.out, "GOARCH=%s go %s\n", arch, strings.Join(args, " "))
-	c := exec.Command("go", args...)
-	c.Env, c.Stdout, c.Stderr = append(os.Environ(), "GOARCH="+arch), r.out, r.out
-	return c.Run()
+	return r.show(goWith([]string{"GOARCH=" + arch}, args...))
 }
 
 // testNarrow returns the function of a step that tests packages, and runs the demo and
@@ -97,21 +97,14 @@ func (r *run) testNarrow(packages []string) func() {
 			r.missing(narrow, "this processor does not run its programs")
 			return
 		}
-		if out, err := r.goOutput(narrow, "test", "-run=^$", "./ib"); err != nil {
-			r.missing(narrow, "this kernel does not run its programs: "+lastLine(out))
+		if out, err := goWith([]string{"GOARCH=" + narrow}, "test", "-run=^$", "./ib").CombinedOutput(); err != nil {
+			r.missing(narrow, "this kernel does not run its programs: "+lastLine(string(out)))
 			return
 		}
 		at := placeFor(narrow)
 		r.testAt(at, packages)
 		r.testAt(at, []string{"./test/netns"}, "-run=^(TestDemo|TestDoctor)")
 	}
-}
-
-func (r *run) goOutput(arch string, args ...string) (string, error) {
-	c := exec.Command("go", args...)
-	c.Env = append(os.Environ(), "GOARCH="+arch)
-	out, err := c.CombinedOutput()
-	return string(out), err
 }
 
 // testEmulated runs the tests of emulations for each architecture in emulated.
@@ -127,11 +120,7 @@ func (r *run) testEmulated() {
 			exec = []string{"-exec=" + program}
 		}
 		for _, e := range emulations {
-			var packages []string
-			for _, p := range e.packages {
-				packages = append(packages, "./"+p)
-			}
-			r.testAt(placeFor(arch), packages, append(e.flags(), exec...)...)
+			r.testAt(placeFor(arch), e.packages, append(e.flags(), exec...)...)
 			if r.out.interrupted() {
 				return
 			}
@@ -141,20 +130,15 @@ func (r *run) testEmulated() {
 
 // emulator returns QEMU's program for an architecture.
 func emulator(arch string) (string, error) {
-	name := "qemu-" + qemuName(arch) + "-static"
+	name := "qemu-" + cmp.Or(qemuNames[arch], arch) + "-static"
 	if _, err := exec.LookPath(name); err != nil {
 		return "", fmt.Errorf("%s is not installed (package qemu-user-static)", name)
 	}
 	return name, nil
 }
 
-// qemuName is what QEMU calls an architecture of Go.
-func qemuName(arch string) string {
-	if arch == "arm64" {
-		return "aarch64"
-	}
-	return arch
-}
+// qemuNames holds the architectures that QEMU calls otherwise than Go does.
+var qemuNames = map[string]string{"arm64": "aarch64"}
 
 // placeFor returns the place where the tests of an architecture run, in their short form.
 func placeFor(arch string) place {

@@ -306,10 +306,7 @@ func (r *run) packageEnded(p *testPackage, at place, e *testEvent, builds map[st
 		r.note(e.Package+at.mark(), failed, why)
 		fmt.Fprintf(r.out, "---- %s: %s\n%s", e.Package+at.mark(), why, shown(lines))
 	}
-	word := "ok  "
-	if e.Action == "fail" {
-		word = "FAIL"
-	}
+	word := map[string]string{"pass": "ok  ", "fail": "FAIL"}[e.Action]
 	line := fmt.Sprintf("%s %3d/%d  %-32s %7.1f s  %d tests", word, done, want,
 		strings.TrimPrefix(e.Package, "ipoibcm/")+at.label, e.Elapsed, p.tests)
 	if p.skips > 0 {

@@ -165,11 +165,7 @@ func (r *run) note(name string, o outcome, why string) {
 // missing records that name, a tool or what needs it, is not available. With CI=true that is a failure.
 func (r *run) missing(name, why string) {
 	fmt.Fprintf(r.out, "skip %s: %s\n", name, why)
-	if r.ci {
-		r.note(name, failed, why)
-		return
-	}
-	r.note(name, skipped, why)
+	r.note(name, map[bool]outcome{true: failed, false: skipped}[r.ci], why)
 }
 
 // A step is a part of a run. What it finds is in the run's results.
@@ -339,9 +335,20 @@ func (r *run) check(name string, f func() error) func() {
 
 // stream runs a command with the priority of [behind], and shows what it prints.
 func (r *run) stream(command ...string) error {
-	c := exec.Command(behind[0], slices.Concat(behind[1:], command)...)
+	return r.show(exec.Command(behind[0], slices.Concat(behind[1:], command)...))
+}
+
+// show runs a command and shows what it prints.
+func (r *run) show(c *exec.Cmd) error {
 	c.Stdout, c.Stderr = r.out, r.out
 	return c.Run()
+}
+
+// goWith returns a command of go with more variables in its environment.
+func goWith(env []string, args ...string) *exec.Cmd {
+	c := exec.Command("go", args...)
+	c.Env = append(os.Environ(), env...)
+	return c
 }
 
 func gofmt() error {
@@ -382,8 +389,8 @@ func (r *run) staticcheck() {
 	program := filepath.Join(dir, "staticcheck")
 	if _, err := os.Stat(program); err != nil {
 		fmt.Fprintf(r.out, "fetching staticcheck %s\n", staticcheckVersion)
-		c := exec.Command("go", "install", "honnef.co/go/tools/cmd/staticcheck@"+staticcheckVersion)
-		c.Env = append(os.Environ(), "GOBIN="+dir, "CGO_ENABLED=0")
+		c := goWith([]string{"GOBIN=" + dir, "CGO_ENABLED=0"}, "install",
+			"honnef.co/go/tools/cmd/staticcheck@"+staticcheckVersion)
 		if out, err := c.CombinedOutput(); err != nil {
 			r.missing("staticcheck", "cannot be fetched: "+lastLine(string(out)))
 			return
@@ -400,9 +407,7 @@ func (r *run) libibverbs() {
 		return
 	}
 	r.check("go vet with libibverbs", func() error {
-		c := exec.Command("go", "vet", "-tags=ibverbs", "./provider/ibverbs", "./cmd/ipoibcmd")
-		c.Env, c.Stdout, c.Stderr = append(os.Environ(), "CGO_ENABLED=1"), r.out, r.out
-		return c.Run()
+		return r.show(goWith([]string{"CGO_ENABLED=1"}, "vet", "-tags=ibverbs", "./provider/ibverbs", "./cmd/ipoibcmd"))
 	})()
 }
 
@@ -443,8 +448,7 @@ func (r *run) needs() {
 // race returns the function of a step that tests with the race detector, if building with it works.
 func (r *run) race(at place, packages []string, flags ...string) func() {
 	return func() {
-		c := exec.Command("go", "build", "-race", "-o", os.DevNull, "./internal/specs")
-		c.Env = append(os.Environ(), "CGO_ENABLED=1")
+		c := goWith([]string{"CGO_ENABLED=1"}, "build", "-race", "-o", os.DevNull, "./internal/specs")
 		if out, err := c.CombinedOutput(); err != nil {
 			r.missing("race detector", "needs cgo and a C compiler: "+cmp.Or(lastLine(string(out)), err.Error()))
 			return

@@ -51,31 +51,24 @@ type conn struct {
 // tx returns the connection for sending to link, up or being set up, nil if there is
 // none. The flags are part of the address, but not to WinOFED.
 func (p *Peer) tx(link encap.LinkAddr) *conn {
-	for _, c := range p.conns {
+	return p.find(func(c *conn) bool {
 		same := c.link == link || p.prof.onAnswer && c.link.Key() == link.Key()
-		if c.active && same && c.state != stateBye && c.state != stateGone {
-			return c
-		}
+		return c.active && same && c.state != stateBye && c.state != stateGone
+	})
+}
+
+// find returns the first connection for which is returns true, nil if there is none.
+func (p *Peer) find(is func(*conn) bool) *conn {
+	if i := slices.IndexFunc(p.conns, is); i >= 0 {
+		return p.conns[i]
 	}
 	return nil
 }
 
-func (p *Peer) byQPN(qpn ib.QPN) *conn {
-	for _, c := range p.conns {
-		if c.qpn == qpn {
-			return c
-		}
-	}
-	return nil
-}
+func (p *Peer) byQPN(qpn ib.QPN) *conn { return p.find(func(c *conn) bool { return c.qpn == qpn }) }
 
 func (p *Peer) byIDs(local, remote mad.CommID) *conn {
-	for _, c := range p.conns {
-		if c.local == local && c.remote == remote {
-			return c
-		}
-	}
-	return nil
+	return p.find(func(c *conn) bool { return c.local == local && c.remote == remote })
 }
 
 // Up lists the QPNs of the connections that are up: its own and its peers'.
@@ -214,22 +207,22 @@ func (p *Peer) reject(to ib.GID, req mad.REQ, why mad.RejectReason, private []by
 // CA GUID and QPN are: GIDs do not matter, as in the kernel.
 func (p *Peer) recvREQ(from ib.GID, req mad.REQ) {
 	form, qpn := serviceid.Parse(req.ServiceID)
-	for _, c := range p.conns {
-		if !c.active && c.guid == req.LocalCAGUID && c.remote == req.LocalCommID {
-			if c.state == stateGone {
-				p.reject(from, req, mad.RejStaleConnection, nil)
-			}
-			return // keepSending repeats the REP
-		}
-	}
-	for _, c := range p.conns {
-		if c.guid == req.LocalCAGUID && c.far == req.LocalQPN && c.far != 0 {
+	if c := p.find(func(c *conn) bool {
+		return !c.active && c.guid == req.LocalCAGUID && c.remote == req.LocalCommID
+	}); c != nil {
+		if c.state == stateGone {
 			p.reject(from, req, mad.RejStaleConnection, nil)
-			if c.state == stateReplied || c.state == stateUp {
-				p.bye(c)
-			}
-			return
 		}
+		return // keepSending repeats the REP
+	}
+	if c := p.find(func(c *conn) bool {
+		return c.guid == req.LocalCAGUID && c.far == req.LocalQPN && c.far != 0
+	}); c != nil {
+		p.reject(from, req, mad.RejStaleConnection, nil)
+		if c.state == stateReplied || c.state == stateUp {
+			p.bye(c)
+		}
+		return
 	}
 	if p.opt.Deaf || qpn != p.link.QPN || form != serviceid.Legacy && !(p.prof.listenRFC && form == serviceid.RFC) {
 		p.reject(from, req, mad.RejInvalidServiceID, nil)
@@ -276,11 +269,11 @@ func (p *Peer) check(from ib.GID, req mad.REQ) bool {
 		p.reject(from, req, mad.RejInvalidPathMTU, p.privateData())
 		return false
 	}
-	for _, c := range p.conns {
-		if !c.active && c.link.GID == from && (c.state == stateUp || c.state == stateReplied) {
-			p.reject(from, req, mad.RejStaleConnection, p.privateData())
-			return false
-		}
+	if slices.ContainsFunc(p.conns, func(c *conn) bool {
+		return !c.active && c.link.GID == from && (c.state == stateUp || c.state == stateReplied)
+	}) {
+		p.reject(from, req, mad.RejStaleConnection, p.privateData())
+		return false
 	}
 	return true
 }
@@ -320,24 +313,19 @@ func (p *Peer) established(c *conn) {
 
 // recvREP takes the answer to a REQ. Linux sends its first packets before the RTU.
 func (p *Peer) recvREP(rep mad.REP) {
-	i := slices.IndexFunc(p.conns, func(c *conn) bool { return c.local == rep.RemoteCommID && c.active })
-	if i < 0 {
-		return
-	}
-	c := p.conns[i]
-	if c.state == stateUp && c.remote == rep.LocalCommID {
+	c := p.find(func(c *conn) bool { return c.local == rep.RemoteCommID && c.active })
+	if c != nil && c.state == stateUp && c.remote == rep.LocalCommID {
 		p.rtu(c)
+	}
+	if c == nil || c.state != stateAsked {
 		return
 	}
-	if c.state != stateAsked {
+	if o := p.find(func(o *conn) bool {
+		return o != c && o.guid == rep.LocalCAGUID && o.far == rep.LocalQPN && o.state != stateGone
+	}); o != nil {
+		p.refuse(c, rep, mad.RejStaleConnection)
+		p.bye(o)
 		return
-	}
-	for _, o := range p.conns {
-		if o != c && o.guid == rep.LocalCAGUID && o.far == rep.LocalQPN && o.state != stateGone {
-			p.refuse(c, rep, mad.RejStaleConnection)
-			p.bye(o)
-			return
-		}
 	}
 	var pd encap.PrivateData
 	_ = pd.UnmarshalBinary(rep.PrivateData[:])
@@ -385,15 +373,14 @@ func (p *Peer) fail(c *conn) {
 // recvREJ treats a REJ with any reason as a failure, 28 too: these implementations do not
 // know crossing REQs (ipoib_cm.c).
 func (p *Peer) recvREJ(rej mad.REJ) {
-	i := slices.IndexFunc(p.conns, func(c *conn) bool { return c.local == rej.RemoteCommID })
-	if i < 0 && rej.Reason == mad.RejTimeout && rej.ARILength >= 8 {
+	c := p.find(func(c *conn) bool { return c.local == rej.RemoteCommID })
+	if c == nil && rej.Reason == mad.RejTimeout && rej.ARILength >= 8 {
 		guid := ib.GUID(binary.BigEndian.Uint64(rej.ARI[:]))
-		i = slices.IndexFunc(p.conns, func(c *conn) bool { return c.guid == guid && c.remote == rej.LocalCommID })
+		c = p.find(func(c *conn) bool { return c.guid == guid && c.remote == rej.LocalCommID })
 	}
-	if i < 0 {
+	if c == nil {
 		return
 	}
-	c := p.conns[i]
 	p.tell("was rejected: %v", rej.Reason)
 	switch {
 	case c.state == stateAsked && c.try+1 < len(p.prof.forms):
@@ -412,9 +399,7 @@ func (p *Peer) recvDREQ(from ib.GID, dreq mad.DREQ) {
 	drep := mad.DREP{TransactionID: dreq.TransactionID, LocalCommID: dreq.RemoteCommID, RemoteCommID: dreq.LocalCommID}
 	c := p.byIDs(dreq.RemoteCommID, dreq.LocalCommID)
 	switch {
-	case c == nil:
-		p.sendMAD(from, drep)
-	case c.state == stateGone:
+	case c == nil || c.state == stateGone:
 		p.sendMAD(from, drep)
 	case dreq.RemoteQPN != c.qpn:
 		p.Count["DREQ of another QPN"]++

@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"time"
 
 	"ipoibcm/group"
@@ -209,12 +210,12 @@ func (p *Peer) Deadline() (t time.Time) {
 // Wake handles all deadlines that have passed.
 func (p *Peer) Wake() {
 	due := func(t time.Time) bool { return !t.IsZero() && !p.now().Before(t) }
-	for _, c := range append([]*conn(nil), p.conns...) {
+	for _, c := range slices.Clone(p.conns) {
 		if due(c.deadline) {
 			p.expire(c)
 		}
 	}
-	for _, n := range append([]*neighbour(nil), p.order...) {
+	for _, n := range slices.Clone(p.order) {
 		if due(n.deadline) {
 			p.askAgain(n)
 		}

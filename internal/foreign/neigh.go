@@ -122,13 +122,13 @@ func (p *Peer) SendOwn(to ib.GID, pkt []byte) bool { return p.sendOn(true, to, p
 func (p *Peer) SendBack(to ib.GID, pkt []byte) bool { return p.sendOn(false, to, pkt) }
 
 func (p *Peer) sendOn(active bool, to ib.GID, pkt []byte) bool {
-	for _, c := range p.conns {
-		if c.active == active && c.state == stateUp && !c.lingering && c.link.GID == to {
-			p.port.SendConn(c.qpn, Frame(pkt))
-			return true
-		}
+	c := p.find(func(c *conn) bool {
+		return c.active == active && c.state == stateUp && !c.lingering && c.link.GID == to
+	})
+	if c != nil {
+		p.port.SendConn(c.qpn, Frame(pkt))
 	}
-	return false
+	return c != nil
 }
 
 // learn notes a neighbour's link-layer address, and sends what waits for it. Only an
@@ -267,11 +267,7 @@ func (p *Peer) recvARP(m arp.Packet) {
 }
 
 func (p *Peer) recvND(b []byte, connected bool) {
-	if connected {
-		p.Count["nd by connection"]++
-	} else {
-		p.Count["nd by UD"]++
-	}
+	p.Count[map[bool]string{true: "nd by connection", false: "nd by UD"}[connected]]++
 	switch nd.KindOf(b) {
 	case nd.NeighborSolicitation:
 		var m nd.NS

@@ -41,8 +41,7 @@ func (c *campaign) tree() *tree {
 func (c *campaign) do(chosen []*mutant) {
 	t := c.tree()
 	var asleep []*mutant
-	alone := map[string][]*mutant{}
-	left := map[string]int{} // by package
+	alone, packages := map[string][]*mutant{}, map[string]bool{}
 	for _, m := range chosen {
 		if v, ok := c.journal.verdict(m); ok {
 			c.again++
@@ -59,7 +58,7 @@ func (c *campaign) do(chosen []*mutant) {
 		default:
 			alone[m.pkg] = append(alone[m.pkg], m)
 		}
-		left[m.pkg]++
+		packages[m.pkg] = true
 	}
 	if c.again > 0 {
 		fmt.Fprintf(c.out, "%d verdicts of this tree from %s\n", c.again, journal)
@@ -73,14 +72,12 @@ func (c *campaign) do(chosen []*mutant) {
 		}
 		return
 	}
-	for _, pkg := range slices.Sorted(maps.Keys(left)) {
-		var here []*mutant
-		for _, m := range asleep {
-			if m.pkg == pkg {
-				here = append(here, m)
-			}
-		}
-		c.inPackage(t, pkg, overlay, here, alone[pkg])
+	sleeping := map[string][]*mutant{}
+	for _, m := range asleep {
+		sleeping[m.pkg] = append(sleeping[m.pkg], m)
+	}
+	for _, pkg := range slices.Sorted(maps.Keys(packages)) {
+		c.inPackage(t, pkg, overlay, sleeping[pkg], alone[pkg])
 	}
 }
 
@@ -115,18 +112,14 @@ func (c *campaign) inPackage(t *tree, pkg, overlay string, asleep, alone []*muta
 // parallel calls f with each number from 0 to n-1, several at a time.
 func (c *campaign) parallel(n int, f func(int)) {
 	var wg sync.WaitGroup
-	next := make(chan int)
-	for range c.options.parallel {
+	slots := make(chan struct{}, c.options.parallel)
+	for i := range n {
+		slots <- struct{}{}
 		wg.Go(func() {
-			for i := range next {
-				f(i)
-			}
+			f(i)
+			<-slots
 		})
 	}
-	for i := range n {
-		next <- i
-	}
-	close(next)
 	wg.Wait()
 }
 

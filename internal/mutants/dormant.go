@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"go/ast"
 	"go/parser"
@@ -50,17 +51,11 @@ func parseSource(name string, text []byte) (*source, error) {
 
 func (s *source) offset(p token.Pos) int { return int(p) - s.base }
 
-// find returns the offset at which an edit applies. It is an error if e.old does not occur exactly once.
-func (s *source) find(e edit) (int, error) {
-	if n := bytes.Count(s.text, []byte(e.old)); n != 1 {
-		return 0, fmt.Errorf("%d times in %s, want once: %q; the code has moved on, and so must the mutant", n, e.file, e.old)
-	}
-	return bytes.Index(s.text, []byte(e.old)), nil
-}
-
-// function returns the function whose body contains the octets between two offsets. It returns nil if
+// function returns the function whose body contains the octets that e replaces. It returns nil if
 // there is none, or if that is main or init, which cannot be copied.
-func (s *source) function(from, to int) *ast.FuncDecl {
+func (s *source) function(e edit) *ast.FuncDecl {
+	from := bytes.Index(s.text, []byte(e.old))
+	to := from + len(e.old)
 	for _, fn := range s.funcs {
 		if s.offset(fn.Body.Lbrace) < from && to <= s.offset(fn.Body.Rbrace) && fn.Name.Name != "init" &&
 			fn.Name.Name != "main" {
@@ -95,20 +90,24 @@ func (t *tree) source(file string) (*source, error) {
 	return s, nil
 }
 
+// target returns the source that an edit changes. It is an error if e.old does not occur exactly once in it.
+func (t *tree) target(e edit) (*source, error) {
+	s, err := t.source(e.file)
+	if err != nil {
+		return nil, err
+	}
+	if n := bytes.Count(s.text, []byte(e.old)); n != 1 {
+		return nil, fmt.Errorf("%d times in %s, want once: %q; the code has moved on, and so must the mutant", n, e.file, e.old)
+	}
+	return s, nil
+}
+
 // asleep reports whether all edits of a mutant are inside function bodies. Then the
 // mutant can be in the program, without effect unless [variable] holds its number.
 func (t *tree) asleep(m *mutant) (bool, error) {
 	for _, e := range m.edits {
-		s, err := t.source(e.file)
-		if err != nil {
+		if s, err := t.target(e); err != nil || s.function(e) == nil {
 			return false, err
-		}
-		at, err := s.find(e)
-		if err != nil {
-			return false, err
-		}
-		if s.function(at, at+len(e.old)) == nil {
-			return false, nil
 		}
 	}
 	return true, nil
@@ -118,18 +117,11 @@ func (t *tree) asleep(m *mutant) (bool, error) {
 func (t *tree) awake(m *mutant) (map[string]string, error) {
 	files := map[string]string{}
 	for _, e := range m.edits {
-		s, err := t.source(e.file)
+		s, err := t.target(e)
 		if err != nil {
 			return nil, err
 		}
-		if _, err := s.find(e); err != nil {
-			return nil, err
-		}
-		text, ok := files[e.file]
-		if !ok {
-			text = string(s.text)
-		}
-		files[e.file] = strings.Replace(text, e.old, e.new, 1)
+		files[e.file] = strings.Replace(cmp.Or(files[e.file], string(s.text)), e.old, e.new, 1)
 	}
 	return files, nil
 }
@@ -146,15 +138,11 @@ func (t *tree) dormant(ms []*mutant) (map[string]string, error) {
 	changes := map[string][]change{}
 	for _, m := range ms {
 		for _, e := range m.edits {
-			s, err := t.source(e.file)
+			s, err := t.target(e)
 			if err != nil {
 				return nil, err
 			}
-			at, err := s.find(e)
-			if err != nil {
-				return nil, err
-			}
-			fn := s.function(at, at+len(e.old))
+			fn := s.function(e)
 			of := changes[e.file]
 			if i := slices.IndexFunc(of, func(c change) bool { return c.fn == fn && c.number == m.number }); i >= 0 {
 				of[i].edits = append(of[i].edits, e)
@@ -211,11 +199,11 @@ func fieldNames(fields *ast.FieldList, placeholder string) (names []string) {
 			names = append(names, fmt.Sprint(placeholder, len(names)))
 		}
 		for _, n := range f.Names {
-			if n.Name == "_" {
-				names = append(names, fmt.Sprint(placeholder, len(names)))
-				continue
+			name := n.Name
+			if name == "_" {
+				name = fmt.Sprint(placeholder, len(names))
 			}
-			names = append(names, n.Name)
+			names = append(names, name)
 		}
 	}
 	return names

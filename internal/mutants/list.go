@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
-	"slices"
 	"strings"
 )
 
@@ -195,13 +193,4 @@ func (p *listParser) end() error {
 	}
 	p.all, p.m = append(p.all, m), nil
 	return nil
-}
-
-// rowID is a row of docs/requirements-*.tsv.
-var rowID = regexp.MustCompile(`\b(?:4755|6581|8797|V2)-R?[0-9]+(?:\.[0-9]+)*-[0-9]+\b`)
-
-// rows are the rows that a mutant's rule names.
-func (m *mutant) rows() []string {
-	rule, _, _ := strings.Cut(m.name, ": ")
-	return slices.Compact(rowID.FindAllString(rule, -1))
 }

@@ -46,6 +46,15 @@ func repository(t *testing.T) []*mutant {
 	return all
 }
 
+// rowID is a row of docs/requirements-*.tsv.
+var rowID = regexp.MustCompile(`\b(?:4755|6581|8797|V2)-R?[0-9]+(?:\.[0-9]+)*-[0-9]+\b`)
+
+// rows are the rows that a mutant's rule names.
+func (m *mutant) rows() []string {
+	rule, _, _ := strings.Cut(m.name, ": ")
+	return slices.Compact(rowID.FindAllString(rule, -1))
+}
+
 // What the lists say of the tree is so: each edit has its place, each row and
 // each test exists.
 func TestLists(t *testing.T) {

@@ -8,7 +8,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -142,10 +142,10 @@ func (b *build) image(path string) error {
 func (b *build) archive(path string, all blobs, index []byte) error {
 	var out bytes.Buffer
 	w := treeWriter{tar.NewWriter(&out), b.epoch}
-	w.file("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`), 0o644, nil)
-	w.file("index.json", index, 0o644, nil)
-	for _, d := range sorted(all) {
-		w.file("blobs/"+strings.Replace(d, ":", "/", 1), all[d], 0o644, nil)
+	w.file("oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`), 0o644, tar.Header{})
+	w.file("index.json", index, 0o644, tar.Header{})
+	for _, d := range slices.Sorted(maps.Keys(all)) {
+		w.file("blobs/"+strings.Replace(d, ":", "/", 1), all[d], 0o644, tar.Header{})
 	}
 	if err := w.Close(); err != nil {
 		return err
@@ -156,27 +156,22 @@ func (b *build) archive(path string, all blobs, index []byte) error {
 // inImage reports whether the image also has this file of the packages. It has the programs, the
 // licence texts, the copyright file and the SPDX bill of materials.
 func inImage(to string) bool {
-	for _, p := range []string{"/usr/bin/", "/usr/lib/cni/", "/usr/share/doc/ipoibcm/licenses/",
-		"/usr/share/doc/ipoibcm/copyright", "/usr/share/doc/ipoibcm/ipoibcm.spdx.json"} {
-		if strings.HasPrefix(to, p) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc([]string{"/usr/bin/", "/usr/lib/cni/", "/usr/share/doc/ipoibcm/licenses/",
+		"/usr/share/doc/ipoibcm/copyright", "/usr/share/doc/ipoibcm/ipoibcm.spdx.json"},
+		func(p string) bool { return strings.HasPrefix(to, p) })
 }
 
 // layer returns the image's only layer, not compressed.
 func (b *build) layer() ([]byte, error) {
 	var out bytes.Buffer
 	w := treeWriter{tar.NewWriter(&out), b.epoch}
-	owner := &tar.Header{Uid: imageUser, Gid: imageUser}
-	w.dir("etc", nil)
+	w.dir("etc", tar.Header{})
 	w.file("etc/passwd", fmt.Appendf(nil, "root:x:0:0:root:/:/sbin/nologin\n%s:x:%d:%d::/:/sbin/nologin\n", name,
-		imageUser, imageUser), 0o644, nil)
-	w.file("etc/group", fmt.Appendf(nil, "root:x:0:\n%s:x:%d:\n", name, imageUser), 0o644, nil)
-	w.dir("etc/ipoibcm", nil)
-	w.dir("run", nil)
-	w.dir("run/ipoibcm", owner)
+		imageUser, imageUser), 0o644, tar.Header{})
+	w.file("etc/group", fmt.Appendf(nil, "root:x:0:\n%s:x:%d:\n", name, imageUser), 0o644, tar.Header{})
+	w.dir("etc/ipoibcm", tar.Header{})
+	w.dir("run", tar.Header{})
+	w.dir("run/ipoibcm", tar.Header{Uid: imageUser, Gid: imageUser})
 	made := map[string]bool{}
 	files := slices.Clone(b.files)
 	slices.SortFunc(files, func(x, y file) int { return strings.Compare(x.to, y.to) })
@@ -188,15 +183,16 @@ func (b *build) layer() ([]byte, error) {
 		for i, r := range to {
 			if r == '/' && !made[to[:i]] {
 				made[to[:i]] = true
-				w.dir(to[:i], nil)
+				w.dir(to[:i], tar.Header{})
 			}
 		}
 		content, err := os.ReadFile(f.from)
 		if err != nil {
 			return nil, err
 		}
-		h := &tar.Header{}
+		var h tar.Header
 		if f.to == programs[0].to {
+			h.Format = tar.FormatPAX
 			h.PAXRecords = map[string]string{"SCHILY.xattr.security.capability": string(fileCapability(capNetAdmin))}
 		}
 		w.file(to, content, f.mode, h)
@@ -212,15 +208,9 @@ func (b *build) layer() ([]byte, error) {
 // permitted but not effective. So the program starts even in a container that withholds
 // c, and can print what it lacks.
 func fileCapability(c int) []byte {
-	b := binary.LittleEndian.AppendUint32(nil, 0x02000000)
-	for i := range 2 {
-		var permitted uint32
-		if c/32 == i {
-			permitted = 1 << (c % 32)
-		}
-		b = binary.LittleEndian.AppendUint32(b, permitted)
-		b = binary.LittleEndian.AppendUint32(b, 0) // inheritable
-	}
+	b := make([]byte, 20) // revision, and twice 32 bits of permitted and of inheritable
+	binary.LittleEndian.PutUint32(b, 0x02000000)
+	binary.LittleEndian.PutUint32(b[4+8*(c/32):], 1<<(c%32))
 	return b
 }
 
@@ -230,26 +220,16 @@ type treeWriter struct {
 	at time.Time
 }
 
-func (w treeWriter) dir(name string, more *tar.Header) {
-	h := header(more)
-	h.Name, h.Typeflag, h.Mode, h.ModTime = name+"/", tar.TypeDir, 0o755, w.at
-	_ = w.WriteHeader(&h)
+// dir writes a directory. more has its owner.
+func (w treeWriter) dir(name string, more tar.Header) {
+	more.Name, more.Typeflag, more.Mode, more.ModTime = name+"/", tar.TypeDir, 0o755, w.at
+	_ = w.WriteHeader(&more)
 }
 
-func (w treeWriter) file(name string, content []byte, mode os.FileMode, more *tar.Header) {
-	h := header(more)
-	h.Name, h.Typeflag, h.Mode, h.ModTime, h.Size = name, tar.TypeReg, int64(mode.Perm()), w.at, int64(len(content))
-	if w.WriteHeader(&h) == nil {
-		_, _ = io.Copy(w, bytes.NewReader(content))
-	}
-}
-
-func header(more *tar.Header) (h tar.Header) {
-	if more != nil {
-		h = *more
-	}
-	if h.PAXRecords != nil {
-		h.Format = tar.FormatPAX
-	}
-	return h
+// file writes a file. more has its extended attributes.
+func (w treeWriter) file(name string, content []byte, mode os.FileMode, more tar.Header) {
+	more.Name, more.Typeflag, more.Mode, more.ModTime = name, tar.TypeReg, int64(mode.Perm()), w.at
+	more.Size = int64(len(content))
+	_ = w.WriteHeader(&more)
+	_, _ = w.Write(content)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -127,7 +128,7 @@ var marks = []struct{ licence, sentence string }{
 // licenceOf names the licences that a module is under. A file that holds two licences counts for both.
 func licenceOf(texts map[string]string) (string, error) {
 	var found []string
-	for _, name := range sorted(texts) {
+	for _, name := range slices.Sorted(maps.Keys(texts)) {
 		if !regexp.MustCompile(`(?i)^(licen[cs]e|copying)`).MatchString(name) {
 			continue
 		}
@@ -174,7 +175,7 @@ func (b *build) licences() error {
 		"Its programs are static, and linked from what follows; their texts are below\n/usr/share/doc/ipoibcm/licenses.\n\n"
 	for _, d := range all {
 		list += fmt.Sprintf("%s %s: %s\n", d.path, d.version, d.licence)
-		for _, name := range sorted(d.texts) {
+		for _, name := range slices.Sorted(maps.Keys(d.texts)) {
 			if err := b.write("/usr/share/doc/ipoibcm/licenses/"+d.path+"/"+name, []byte(d.texts[name])); err != nil {
 				return err
 			}
@@ -191,13 +192,4 @@ func vcs(info *debug.BuildInfo, key string) string {
 		}
 	}
 	return ""
-}
-
-func sorted[T any](m map[string]T) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	slices.Sort(keys)
-	return keys
 }

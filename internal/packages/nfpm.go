@@ -107,17 +107,16 @@ func (b *build) config(format string) nfpmConfig {
 		Scripts: nfpmScripts{"packaging/scripts/postinst", "packaging/scripts/prerm", "packaging/scripts/postrm"},
 		RPM:     nfpmRPM{Summary: summary, Compression: "gzip", BuildHost: "localhost"}, Deb: nfpmDeb{Compression: "gzip"},
 	}
+	rename := strings.NewReplacer()
 	if format == "rpm" {
 		c.Recommends[1] = "iproute"
+		rename = strings.NewReplacer("/zsh/vendor-completions/", "/zsh/site-functions/", "/usr/lib/cni/", "/usr/libexec/cni/")
 	}
 	for _, f := range b.files {
-		if format == "rpm" {
-			f.to = strings.NewReplacer("/zsh/vendor-completions/", "/zsh/site-functions/", "/usr/lib/cni/",
-				"/usr/libexec/cni/").Replace(f.to)
-		}
 		if format == "rpm" && f.to == changelog {
 			continue
 		}
+		f.to = rename.Replace(f.to)
 		n := nfpmContent{Source: f.from, To: f.to,
 			FileInfo: nfpmFileInfo{Mode: f.mode, Owner: "root", Group: "root", ModTime: b.epoch}}
 		switch {

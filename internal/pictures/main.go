@@ -110,7 +110,7 @@ func (p part) renew(root string, svgs map[string]string) (was, now string, err e
 
 // figures returns the table for README.
 func figures(root string, _ map[string]string) (string, error) {
-	report, err := readReport(root)
+	report, err := readReport(root, latest)
 	if err != nil {
 		return "", err
 	}
@@ -148,21 +148,21 @@ func pictures(root string) (map[string]string, error) {
 // latest is the report of make bench.
 const latest = "docs/bench/latest.json"
 
-func readReport(root string) (draw.Report, error) {
-	b, err := os.ReadFile(filepath.Join(root, latest))
+func readReport(root, file string) (draw.Report, error) {
+	b, err := os.ReadFile(filepath.Join(root, file))
 	if err != nil {
 		return draw.Report{}, err
 	}
 	r, err := draw.ReadReport(b)
 	if err != nil {
-		err = fmt.Errorf("%s: %w", latest, err)
+		err = fmt.Errorf("%s: %w", file, err)
 	}
 	return r, err
 }
 
 // bench draws the charts of make bench and of make stress.
 func bench(root string) (map[string]string, error) {
-	report, err := readReport(root)
+	report, err := readReport(root, latest)
 	if err != nil {
 		return nil, err
 	}
@@ -177,17 +177,12 @@ func bench(root string) (map[string]string, error) {
 
 // stress adds the charts of make stress to all, if its report exists.
 func stress(root string, all map[string]string) error {
-	const file = "docs/bench/stress.json"
-	b, err := os.ReadFile(filepath.Join(root, file))
+	report, err := readReport(root, "docs/bench/stress.json")
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
-	}
-	report, err := draw.ReadReport(b)
-	if err != nil {
-		return fmt.Errorf("%s: %w", file, err)
 	}
 	for name, chart := range draw.StressCharts {
 		if svg := draw.StressSVG(report, chart); svg != "" {

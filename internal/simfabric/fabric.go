@@ -12,12 +12,14 @@
 package simfabric
 
 import (
+	"cmp"
 	"container/heap"
 	"encoding/binary"
 	"flag"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -282,12 +284,12 @@ func (f *Fabric) carry(from, to *Port, ip []byte, leave time.Time) {
 		}
 		if f.chance(f.Reorder) {
 			f.Stats.Reordered++
-			at = at.Add(f.reorderBy())
+			at = at.Add(cmp.Or(f.ReorderBy, 100*time.Microsecond))
 		}
 		b := ip
 		if f.chance(f.Flip) {
 			f.Stats.Flipped++
-			b = append([]byte(nil), ip...)
+			b = slices.Clone(ip)
 			bit := f.luck.IntN(len(b) * 8)
 			b[bit/8] ^= 1 << (bit % 8)
 		}
@@ -304,10 +306,8 @@ func (f *Fabric) deliver(to *Port, ip []byte) {
 	}
 	f.Stats.Delivered++
 	h := fnv.New64a()
-	var b [16]byte
-	binary.LittleEndian.PutUint64(b[:], f.digest)
-	binary.LittleEndian.PutUint64(b[8:], uint64(f.now.UnixNano()))
-	h.Write(b[:])
+	b := binary.LittleEndian.AppendUint64(nil, f.digest)
+	h.Write(binary.LittleEndian.AppendUint64(b, uint64(f.now.UnixNano())))
 	h.Write(ip)
 	f.digest = h.Sum64()
 	to.input(ip)
@@ -315,19 +315,7 @@ func (f *Fabric) deliver(to *Port, ip []byte) {
 
 func (f *Fabric) chance(p float64) bool { return p > 0 && f.luck.Float64() < p }
 
-func (f *Fabric) delay() time.Duration {
-	if f.Delay == 0 {
-		return 10 * time.Microsecond
-	}
-	return f.Delay
-}
-
-func (f *Fabric) reorderBy() time.Duration {
-	if f.ReorderBy == 0 {
-		return 100 * time.Microsecond
-	}
-	return f.ReorderBy
-}
+func (f *Fabric) delay() time.Duration { return cmp.Or(f.Delay, 10*time.Microsecond) }
 
 type event struct {
 	at  time.Time
@@ -340,10 +328,7 @@ type eventHeap []*event
 
 func (h eventHeap) Len() int { return len(h) }
 func (h eventHeap) Less(i, j int) bool {
-	if !h[i].at.Equal(h[j].at) {
-		return h[i].at.Before(h[j].at)
-	}
-	return h[i].seq < h[j].seq
+	return cmp.Or(h[i].at.Compare(h[j].at), cmp.Compare(h[i].seq, h[j].seq)) < 0
 }
 func (h eventHeap) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]

@@ -1,6 +1,9 @@
 package simfabric
 
 import (
+	"cmp"
+	"slices"
+
 	"ipoibcm/ib"
 	"ipoibcm/provider/softroce/engine"
 	"ipoibcm/verbs"
@@ -20,10 +23,7 @@ func (m *madPort) SendMAD(mad *verbs.MAD) error {
 	if attr.DGID.IsZero() || attr.DGID.Is4() != attr.SGID.Is4() {
 		return verbs.ErrInvalid
 	}
-	pkey := mad.PKey
-	if pkey == 0 {
-		pkey = p.opts.PKeys[0]
-	}
+	pkey := cmp.Or(mad.PKey, p.opts.PKeys[0])
 	b := make([]byte, roce.BTHLen+roce.DETHLen, roce.BTHLen+roce.DETHLen+verbs.MADLen)
 	roce.PutBTH(b, roce.BTHFields{Opcode: roce.UDSendOnly, PKey: pkey, DestQPN: mad.QPN})
 	roce.PutDETH(b[roce.BTHLen:], ib.QKeyGSI, ib.QPNGSI)
@@ -35,11 +35,7 @@ func (m *madPort) SendMAD(mad *verbs.MAD) error {
 func (m *madPort) MADs() <-chan *verbs.MAD { return m.mads }
 
 func (p *Port) inputMAD(pkt *roce.Packet, src *engine.Source) {
-	ok := false
-	for _, k := range p.opts.PKeys {
-		ok = ok || pkt.BTH.PKey().Match(k)
-	}
-	if !ok || !pkt.Op.HasDETH() || pkt.DETH().QKey() != ib.QKeyGSI || len(pkt.Payload) != verbs.MADLen {
+	if !slices.ContainsFunc(p.opts.PKeys, pkt.BTH.PKey().Match) || !pkt.Op.HasDETH() || pkt.DETH().QKey() != ib.QKeyGSI || len(pkt.Payload) != verbs.MADLen {
 		p.count.badPacket++
 		return
 	}

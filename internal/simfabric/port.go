@@ -2,7 +2,6 @@ package simfabric
 
 import (
 	"cmp"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -150,9 +149,7 @@ func (p *Port) CreateAH(attr verbs.AHAttr) (verbs.AH, error) {
 
 // complete fills in the defaults of an address.
 func (p *Port) complete(attr verbs.AHAttr) verbs.AHAttr {
-	if attr.SGID.IsZero() {
-		attr.SGID = p.opts.GID
-	}
+	attr.SGID = cmp.Or(attr.SGID, p.opts.GID)
 	attr.HopLimit = cmp.Or(attr.HopLimit, 64)
 	return attr
 }
@@ -240,11 +237,9 @@ func (p *Port) send(h roce.IPHeader, covered []byte) {
 		p.tap(true, ip)
 	}
 	if !p.down {
-		p.f.transmit(p, gid(h.Dst), ip)
+		p.f.transmit(p, ib.GIDFromAddr(h.Dst), ip)
 	}
 }
-
-func gid(a netip.Addr) ib.GID { return ib.GIDFromAddr(a) }
 
 // input takes one IP packet from the network.
 func (p *Port) input(ip []byte) {
@@ -265,7 +260,7 @@ func (p *Port) input(ip []byte) {
 		p.count.badPacket++
 		return
 	}
-	src := engine.Source{Src: gid(h.Src), Dst: gid(h.Dst)}
+	src := engine.Source{Src: ib.GIDFromAddr(h.Src), Dst: ib.GIDFromAddr(h.Dst)}
 	h.PutGRH(src.GRH[:], len(payload))
 	switch n := pkt.BTH.DestQPN(); {
 	case n == ib.QPNGSI:

@@ -37,7 +37,7 @@ func (p *Port) CreateQP(init verbs.QPInit) (verbs.QP, error) {
 		max(init.MaxSendSGE, init.MaxRecvSGE) > engine.MaxSGE:
 		return nil, verbs.ErrInvalid
 	}
-	q := &qp{p: p, sendCQ: scq, recvCQ: rcq, groups: make(map[ib.GID]bool)}
+	q := &qp{p: p, sendCQ: scq, recvCQ: rcq, groups: make(map[ib.GID]bool), pkts: make([]engine.Packet, 8)}
 	qpn := ib.QPN(0)
 	for qpn <= ib.QPNGSI || qpn == ib.QPNMulticast || p.qps[qpn] != nil {
 		qpn = ib.QPN(p.f.rnd.Uint32()) & ib.QPNMask
@@ -143,9 +143,6 @@ func (q *qp) schedule() {
 func (q *qp) run() {
 	if q.gone {
 		return
-	}
-	if q.pkts == nil {
-		q.pkts = make([]engine.Packet, 8)
 	}
 	for n := q.eng.Output(q.pkts, q.p.f.now); n > 0; n = q.eng.Output(q.pkts, q.p.f.now) {
 		for i := range q.pkts[:n] {

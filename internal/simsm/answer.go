@@ -1,6 +1,7 @@
 package simsm
 
 import (
+	"encoding/binary"
 	"slices"
 	"time"
 
@@ -109,7 +110,7 @@ func (s *Subnet) multicast(now time.Time, p *Port, how wire.Method, mask wire.Ma
 	switch {
 	case mask&needed != needed:
 		return r, wire.StatusInsufficientComponents
-	case prefix(r.PortGID) != Prefix:
+	case binary.BigEndian.Uint64(r.PortGID[:]) != Prefix:
 		return r, wire.StatusInvalidGID
 	case of == nil:
 		return r, wire.StatusInvalid
@@ -197,13 +198,6 @@ func (s *Subnet) byGID(g ib.GID) *Port {
 	return nil
 }
 
-func prefix(g ib.GID) (v uint64) {
-	for _, b := range g[:8] {
-		v = v<<8 | uint64(b)
-	}
-	return v
-}
-
 // path answers a request for a path.
 func (s *Subnet) path(mask wire.Mask, r wire.PathRecord) (wire.Record, wire.Status) {
 	from, to := s.byGID(r.SGID), s.byGID(r.DGID)
@@ -275,7 +269,8 @@ func (s *Subnet) notify(now time.Time, trap wire.Trap, about ib.GID) {
 	}
 }
 
-func (s *Subnet) repeatReports(now time.Time) {
+// Repeat repeats the reports that are due. Take does so too.
+func (s *Subnet) Repeat(now time.Time) {
 	for _, r := range slices.Clone(s.reports) {
 		if r.again.After(now) {
 			continue

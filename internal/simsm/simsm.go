@@ -11,6 +11,8 @@
 package simsm
 
 import (
+	"cmp"
+	"encoding/binary"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -85,9 +87,8 @@ type Port struct {
 func (p *Port) GID() ib.GID { return gid(p.GUID) }
 
 func gid(g ib.GUID) (out ib.GID) {
-	for i := range 8 {
-		out[i], out[8+i] = byte(Prefix>>(56-8*i)), byte(g>>(56-8*i))
-	}
+	binary.BigEndian.PutUint64(out[:], Prefix)
+	binary.BigEndian.PutUint64(out[8:], uint64(g))
 	return out
 }
 
@@ -101,7 +102,6 @@ type Delivery struct {
 	To    *Port
 	Event sa.Event
 	due   time.Time
-	seq   uint64
 }
 
 // A Subnet is ports and a subnet manager. It is not safe for concurrent use.
@@ -112,7 +112,6 @@ type Subnet struct {
 	ports   []*Port
 	nextLID ib.LID
 	rnd     *rand.Rand
-	seq     uint64
 	inbox   []Delivery // MADs and events under way, by time
 
 	running bool
@@ -233,15 +232,11 @@ func (s *Subnet) Groups() (all []ib.GID) {
 
 // post delivers ev to p after the delay.
 func (s *Subnet) post(now time.Time, p *Port, ev sa.Event) {
-	d := s.Delay
-	if d == 0 {
-		d = 100 * time.Microsecond
-	}
+	d := cmp.Or(s.Delay, 100*time.Microsecond)
 	if s.Jitter > 0 {
 		d += time.Duration(s.rnd.Int64N(int64(s.Jitter)))
 	}
-	s.seq++
-	s.inbox = append(s.inbox, Delivery{p, ev, now.Add(d), s.seq})
+	s.inbox = append(s.inbox, Delivery{p, ev, now.Add(d)})
 	slices.SortStableFunc(s.inbox, func(a, b Delivery) int { return a.due.Compare(b.due) })
 }
 
@@ -264,7 +259,7 @@ func (s *Subnet) Due() time.Time {
 
 // Take returns the deliveries that are due. It also repeats the reports that are due.
 func (s *Subnet) Take(now time.Time) (out []Delivery) {
-	s.repeatReports(now)
+	s.Repeat(now)
 	n := 0
 	for n < len(s.inbox) && !s.inbox[n].due.After(now) {
 		n++
@@ -281,9 +276,6 @@ func (s *Subnet) Drain() []Delivery {
 	s.inbox = nil
 	return out
 }
-
-// Repeat repeats the reports that are due. Take does so too.
-func (s *Subnet) Repeat(now time.Time) { s.repeatReports(now) }
 
 // Ports returns the ports in the order in which they were attached.
 func (s *Subnet) Ports() []*Port { return s.ports }
@@ -308,12 +300,10 @@ func (s *Subnet) Send(now time.Time, p *Port, m *sa.MAD) {
 		s.reports = slices.DeleteFunc(s.reports, func(r *report) bool { return r.msg.TransactionID == q.TransactionID })
 		return
 	}
-	a, ok := s.answer(now, p, q)
-	if !ok {
-		return
+	if a, ok := s.answer(now, p, q); ok {
+		s.Stats.Answered++
+		s.sendTo(now, p, a)
 	}
-	s.Stats.Answered++
-	s.sendTo(now, p, a)
 }
 
 // sendTo sends a MAD to the client at p, unless it is lost.

@@ -1,11 +1,13 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"go/ast"
 	"go/build"
 	"go/parser"
 	"go/token"
+	"go/types"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -190,17 +192,11 @@ func declare(p testPackage, set *token.FileSet, dir string, f *ast.File) (all []
 				}
 				switch spec := spec.(type) {
 				case *ast.ValueSpec:
-					if spec.Doc != nil {
-						doc = spec.Doc
-					}
 					for _, name := range spec.Names {
-						add(name.Name, "", spec, doc)
+						add(name.Name, "", spec, cmp.Or(spec.Doc, doc))
 					}
 				case *ast.TypeSpec:
-					if spec.Doc != nil {
-						doc = spec.Doc
-					}
-					add(spec.Name.Name, "", spec, doc)
+					add(spec.Name.Name, "", spec, cmp.Or(spec.Doc, doc))
 				}
 			}
 		}
@@ -213,17 +209,11 @@ func isTest(f *ast.FuncDecl) bool {
 	if f.Recv != nil || f.Type.Params.NumFields() != 1 {
 		return false
 	}
-	star, ok := f.Type.Params.List[0].Type.(*ast.StarExpr)
-	if !ok {
-		return false
-	}
-	sel, ok := star.X.(*ast.SelectorExpr)
-	if !ok {
-		return false
-	}
-	for prefix, want := range map[string]string{"Test": "T", "Fuzz": "F"} {
+	parameter := types.ExprString(f.Type.Params.List[0].Type)
+	for prefix, want := range map[string]string{"Test": ".T", "Fuzz": ".F"} {
 		rest, ok := strings.CutPrefix(f.Name.Name, prefix)
-		if first, _ := utf8.DecodeRuneInString(rest); ok && sel.Sel.Name == want && !unicode.IsLower(first) {
+		first, _ := utf8.DecodeRuneInString(rest)
+		if ok && parameter[0] == '*' && strings.HasSuffix(parameter, want) && !unicode.IsLower(first) {
 			return true
 		}
 	}

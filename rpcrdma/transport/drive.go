@@ -50,9 +50,6 @@ func (e *End) completed(wc verbs.WC) {
 		in := e.scratch[:copy(e.scratch, e.recv.Buf[int(slot)*e.recvSize:][:wc.ByteLen])]
 		_ = e.postRecv(slot) // its error is ignored: a later completion reports the failure
 		ev = rpcrdma.Recv{Data: in, WithInv: wc.Flags&verbs.WithInv != 0, Invalidated: wc.Imm}
-		if wc.Flags&verbs.WithInv == 0 {
-			ev = rpcrdma.Recv{Data: in}
-		}
 	} else {
 		ev = e.sent(wc.ID)
 	}
@@ -100,14 +97,12 @@ func (e *End) apply(ev rpcrdma.Event) {
 		return
 	}
 	e.post()
-	if e.timer != nil {
+	if e.timer != nil && !e.closed {
 		wait := time.Hour
 		if at := e.machine.Deadline(); !at.IsZero() {
 			wait = max(0, time.Until(at))
 		}
-		if !e.closed {
-			e.timer.Reset(wait)
-		}
+		e.timer.Reset(wait)
 	}
 }
 

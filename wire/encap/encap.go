@@ -83,18 +83,10 @@ const (
 // Known returns f without its reserved bits.
 func (f Flags) Known() Flags { return f & flagMask }
 
+var flagNames = wire.Names[Flags]{0: "ud", FlagRC: "rc", FlagUC: "uc", FlagRC | FlagUC: "rc+uc"}
+
 // String prints "rc", "uc", "rc+uc" or "ud".
-func (f Flags) String() string {
-	switch f.Known() {
-	case FlagRC | FlagUC:
-		return "rc+uc"
-	case FlagRC:
-		return "rc"
-	case FlagUC:
-		return "uc"
-	}
-	return "ud"
-}
+func (f Flags) String() string { return flagNames[f.Known()] }
 
 // A LinkAddr is an IPoIB link-layer address: flags, UD QPN, GID.
 type LinkAddr struct {

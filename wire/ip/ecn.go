@@ -26,10 +26,7 @@ func TrafficClass(pkt []byte) uint8 {
 // ECNCapable reports whether an IPv4 or IPv6 packet may be marked instead of dropped: its
 // sender set an ECT codepoint, or a router has set CE already. The header in pkt must be whole.
 func ECNCapable(pkt []byte) bool {
-	if pkt[0]>>4 == 4 {
-		return pkt[1]&3 != notECT
-	}
-	return pkt[1]>>4&3 != notECT
+	return TrafficClass(pkt)&ECNMask != notECT
 }
 
 // SetCE marks a packet for which [ECNCapable] is true as having met congestion

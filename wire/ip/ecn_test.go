@@ -8,7 +8,7 @@ import (
 func TestSetCE(t *testing.T) {
 	a, b := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.255.2")
 	for tos := range 256 {
-		pkt := appendV4Header(nil, a, b, 6, 64, uint16(tos*259), true, 20)
+		pkt := AppendV4Header(nil, a, b, 6, 64, uint16(tos*259), true, 20)
 		pkt[1] = byte(tos)
 		pkt[10], pkt[11] = 0, 0
 		sum := Checksum(pkt)

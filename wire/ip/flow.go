@@ -2,13 +2,9 @@ package ip
 
 import (
 	"encoding/binary"
-	"net/netip"
 
 	"ipoibcm/rtnl"
 )
-
-// ecn are the bits of TOS and traffic class that no route looks at.
-const ecn = 3
 
 // FlowOf returns the fields of the IPv4 or IPv6 packet pkt that decide its next hop if routes
 // depend on the fields f. The other fields are zero. For a packet to a multicast group or to the
@@ -19,19 +15,11 @@ const ecn = 3
 // such as a fragment after the first. If the chain of extension headers is
 // broken, the protocol is that of the header where it breaks.
 func FlowOf(pkt []byte, f rtnl.Fields) (flow rtnl.Flow, ok bool) {
-	if flow.Dst, ok = Dst(pkt); !ok {
-		return rtnl.Flow{}, false
+	if flow.Dst, ok = Dst(pkt); !ok || f == rtnl.DstOnly || isGroupOf(pkt) {
+		return flow, ok
 	}
-	if f == rtnl.DstOnly || isGroupOf(pkt) {
-		return flow, true
-	}
-	if pkt[0]>>4 == 4 {
-		flow.Src = netip.AddrFrom4([4]byte(pkt[12:16]))
-		flow.TOS = pkt[1] &^ ecn
-	} else {
-		flow.Src = netip.AddrFrom16([16]byte(pkt[8:24]))
-		flow.TOS = (pkt[0]<<4 | pkt[1]>>4) &^ ecn
-	}
+	flow.Src, _ = Src(pkt)
+	flow.TOS = TrafficClass(pkt) &^ ECNMask // no route looks at ECN
 	if f == rtnl.WithPorts {
 		flow.Proto, flow.SrcPort, flow.DstPort = ports(pkt)
 	}

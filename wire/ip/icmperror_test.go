@@ -10,7 +10,7 @@ import (
 
 // udp4 is a UDP packet of 3028 octets from 10.0.0.1 to 10.0.0.2, as f changes it.
 func udp4(f func(b []byte)) []byte {
-	return changed(appendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, 0, true, 3000), f)
+	return changed(AppendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, 0, true, 3000), f)
 }
 
 // udp6 is one of 3040 octets from 2001:db8::1 to 2001:db8::2.

@@ -213,7 +213,7 @@ func fragments(pkt []byte, mtu int) (out [][]byte, err error) {
 // fragmentable returns a packet with n octets behind its options.
 func fragmentable(n int, opts string, flags byte, off int) []byte {
 	o := unhex(opts)
-	b := appendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, 0, false, len(o)+n)
+	b := AppendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, 0, false, len(o)+n)
 	b[0] += byte(len(o) / 4)
 	b[4], b[5] = 0xab, 0xcd
 	binary.BigEndian.PutUint16(b[6:], uint16(flags)<<8|uint16(off/8))
@@ -310,7 +310,7 @@ func TestFragments(t *testing.T) {
 }
 
 func TestFragmentsDoNotAllocate(t *testing.T) {
-	pkt := appendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, 0, false, 60000)
+	pkt := AppendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, 0, false, 60000)
 	pkt, buf := append(pkt, make([]byte, 60000)...), make([]byte, 4, 4+2044)
 	if n := testing.AllocsPerRun(10, func() {
 		f, err := NewFragmenter(pkt, 2044)
@@ -324,7 +324,7 @@ func TestFragmentsDoNotAllocate(t *testing.T) {
 
 func FuzzFragments(f *testing.F) {
 	f.Add(echo4, 68)
-	f.Add(append(appendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, 0, false, 300),
+	f.Add(append(AppendV4Header(nil, addr("10.0.0.1"), addr("10.0.0.2"), ProtoUDP, 64, 0, false, 300),
 		make([]byte, 300)...), 100)
 	f.Fuzz(func(t *testing.T, in []byte, mtu int) {
 		out, err := fragments(in, mtu)

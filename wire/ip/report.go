@@ -105,6 +105,10 @@ func AppendChanges(dst []Change, pkt []byte) ([]Change, error) {
 	return appendIGMP(dst, pkt)
 }
 
+// singleKinds are the messages about one group.
+var singleKinds = map[uint8]ChangeKind{igmpV1Report: Join, igmpV2Report: Join, igmpV2Leave: Leave, mldV1Report: Join,
+	mldV1Done: Leave}
+
 func appendIGMP(dst []Change, pkt []byte) ([]Change, error) {
 	p, err := AsV4(pkt)
 	if err != nil {
@@ -120,14 +124,10 @@ func appendIGMP(dst []Change, pkt []byte) ([]Change, error) {
 	if Checksum(m) != 0 {
 		return dst, &wire.FieldError{What: "IGMP report", Field: "checksum", Value: uint64(binary.BigEndian.Uint16(m[2:]))}
 	}
-	kind := Join
-	switch m[0] {
-	case igmpV3Report:
+	if m[0] == igmpV3Report {
 		return appendRecords(dst, "IGMPv3 report", m, 4)
-	case igmpV2Leave:
-		kind = Leave
 	}
-	return appendChange(dst, "IGMP report", netip.AddrFrom4([4]byte(m[4:8])), kind, 0)
+	return appendChange(dst, "IGMP report", netip.AddrFrom4([4]byte(m[4:8])), singleKinds[m[0]], 0)
 }
 
 func appendMLD(dst []Change, pkt []byte) ([]Change, error) {
@@ -149,15 +149,15 @@ func appendMLD(dst []Change, pkt []byte) ([]Change, error) {
 	if Checksum6(p.Src(), p.Dst(), ProtoICMPv6, m) != 0 {
 		return dst, &wire.FieldError{What: "MLD report", Field: "checksum", Value: uint64(binary.BigEndian.Uint16(m[2:]))}
 	}
-	kind := Join
-	switch m[0] {
-	case mldV2Report:
+	if m[0] == mldV2Report {
 		return appendRecords(dst, "MLDv2 report", m, 16)
-	case mldV1Done:
-		kind = Leave
 	}
-	return appendChange(dst, "MLD report", netip.AddrFrom16([16]byte(m[8:24])), kind, 0)
+	return appendChange(dst, "MLD report", netip.AddrFrom16([16]byte(m[8:24])), singleKinds[m[0]], 0)
 }
+
+// recordKinds are the types of group records: MODE_IS and CHANGE_TO (INCLUDE, EXCLUDE), ALLOW and
+// BLOCK.
+var recordKinds = map[uint8]ChangeKind{1: Include, 2: Exclude, 3: Include, 4: Exclude, 5: Allow, 6: Block}
 
 // appendRecords reads the group records of RFC 3376 section 4.2.4 and RFC 3810
 // section 5.2.5, which differ only in the length of an address.
@@ -173,19 +173,11 @@ func appendRecords(dst []Change, what string, m []byte, addrLen int) ([]Change, 
 			return dst[:old], &wire.ShortError{What: what, Need: size, Have: len(b)}
 		}
 		group, _ := netip.AddrFromSlice(b[4 : 4+addrLen])
-		var err error
-		switch b[0] { // others are to be ignored (RFC 3376 section 4.2.12)
-		case 1, 3: // MODE_IS, CHANGE_TO_INCLUDE
-			dst, err = appendChange(dst, what, group, Include, sources)
-		case 2, 4:
-			dst, err = appendChange(dst, what, group, Exclude, sources)
-		case 5:
-			dst, err = appendChange(dst, what, group, Allow, sources)
-		case 6:
-			dst, err = appendChange(dst, what, group, Block, sources)
-		}
-		if err != nil {
-			return dst[:old], err
+		if kind, ok := recordKinds[b[0]]; ok { // others are to be ignored (RFC 3376 section 4.2.12)
+			var err error
+			if dst, err = appendChange(dst, what, group, kind, sources); err != nil {
+				return dst[:old], err
+			}
 		}
 		b = b[size:]
 	}

@@ -23,7 +23,7 @@ var (
 func igmp(m string) []byte {
 	b := unhex(m)
 	binary.BigEndian.PutUint16(b[2:], Checksum(b))
-	return append(appendV4Header(nil, addr("10.0.0.1"), addr("224.0.0.22"), ProtoIGMP, 1, 0, true, len(b)), b...)
+	return append(AppendV4Header(nil, addr("10.0.0.1"), addr("224.0.0.22"), ProtoIGMP, 1, 0, true, len(b)), b...)
 }
 
 func mld(m string) []byte {

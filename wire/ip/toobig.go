@@ -52,28 +52,23 @@ const (
 // can be the message's source, or if mtu is below 68 (IPv4) or 1280 (IPv6), because no sender would
 // believe that.
 func AppendTooBig(b, orig []byte, nextHop netip.Addr, mtu int) ([]byte, error) {
+	mtu = max(mtu, 0)
 	if Version(orig) == 6 {
-		return appendTooBig6(b, orig, nextHop, mtu)
+		return appendError6(b, orig, nextHop, icmp6TooBig, 0, uint32(mtu))
 	}
-	return appendTooBig4(b, orig, nextHop, mtu)
+	return appendError4(b, orig, nextHop, icmp4FragNeeded, uint32(min(mtu, 0xffff)))
 }
 
-func appendTooBig4(b, orig []byte, nextHop netip.Addr, mtu int) ([]byte, error) {
+// appendError4 appends a "destination unreachable" about orig, with the octets of
+// word after the checksum, unless RFC 1122 section 3.2.2 wants silence. The word of
+// "fragmentation needed" is the MTU.
+func appendError4(b, orig []byte, nextHop netip.Addr, code uint8, word uint32) ([]byte, error) {
 	p, err := AsV4(orig)
 	if err != nil {
 		return b, err
 	}
-	if mtu < MinMTU4 {
-		return b, ErrSilent
-	}
-	return appendError4(b, p, nextHop, icmp4FragNeeded, uint32(min(mtu, 0xffff)))
-}
-
-// appendError4 appends a "destination unreachable" about p, with the octets of
-// word after the checksum, unless RFC 1122 section 3.2.2 wants silence.
-func appendError4(b []byte, p V4, nextHop netip.Addr, code uint8, word uint32) ([]byte, error) {
 	src := p.Dst()
-	if IsGroup(src) || !isHost(p.Src()) || p.FragOffset() != 0 {
+	if IsGroup(src) || !isHost(p.Src()) || p.FragOffset() != 0 || code == icmp4FragNeeded && word < MinMTU4 {
 		return b, ErrSilent
 	}
 	if nextHop.Is4() && isHost(nextHop) {
@@ -92,7 +87,7 @@ func appendError4(b []byte, p V4, nextHop netip.Addr, code uint8, word uint32) (
 		}
 	}
 	quote := p[:min(len(p), maxQuote4-V4HeaderLen-icmpLen)]
-	b = appendV4Header(b, src, p.Src(), ProtoICMP, errorTTL, 0, true, icmpLen+len(quote))
+	b = AppendV4Header(b, src, p.Src(), ProtoICMP, errorTTL, 0, true, icmpLen+len(quote))
 	start := len(b)
 	b = append(b, icmp4Unreachable, code, 0, 0)
 	b = binary.BigEndian.AppendUint32(b, word)
@@ -101,21 +96,18 @@ func appendError4(b []byte, p V4, nextHop netip.Addr, code uint8, word uint32) (
 	return b, nil
 }
 
-func appendTooBig6(b, orig []byte, nextHop netip.Addr, mtu int) ([]byte, error) {
+// appendError6 appends an error about orig, with the octets of word after the
+// checksum, unless RFC 4443 section 2.4 (e) wants silence. The word of "packet too
+// big" is the MTU, and only this error may answer a packet to a group.
+func appendError6(b, orig []byte, nextHop netip.Addr, typ, code uint8, word uint32) ([]byte, error) {
 	p, err := AsV6(orig)
 	if err != nil {
 		return b, err
 	}
-	if mtu < MinMTU6 {
+	src := p.Dst()
+	if typ == icmp6TooBig && word < MinMTU6 || typ != icmp6TooBig && src.IsMulticast() {
 		return b, ErrSilent
 	}
-	return appendError6(b, p, nextHop, icmp6TooBig, 0, uint32(mtu))
-}
-
-// appendError6 appends an error about p, with the octets of word after the
-// checksum, unless RFC 4443 section 2.4 (e) wants silence.
-func appendError6(b []byte, p V6, nextHop netip.Addr, typ, code uint8, word uint32) ([]byte, error) {
-	src := p.Dst()
 	if nextHop.Is6() && !nextHop.Is4In6() && isHost(nextHop) {
 		src = nextHop.WithZone("")
 	}
@@ -149,9 +141,9 @@ func isHost(a netip.Addr) bool {
 	return a.IsValid() && !a.IsUnspecified() && !a.IsMulticast() && !a.IsLoopback()
 }
 
-// appendV4Header appends a header without options in front of n octets of
+// AppendV4Header appends an IPv4 header without options, TOS 0, in front of n octets of
 // payload.
-func appendV4Header(b []byte, src, dst netip.Addr, proto, ttl uint8, id uint16, df bool, n int) []byte {
+func AppendV4Header(b []byte, src, dst netip.Addr, proto, ttl uint8, id uint16, df bool, n int) []byte {
 	start := len(b)
 	var flags byte
 	if df {

@@ -18,18 +18,7 @@ const (
 // nextHop is.
 func AppendUnreachable(b, orig []byte, nextHop netip.Addr) ([]byte, error) {
 	if Version(orig) == 6 {
-		p, err := AsV6(orig)
-		if err != nil {
-			return b, err
-		}
-		if p.Dst().IsMulticast() { // RFC 4443 section 2.4 (e.3)
-			return b, ErrSilent
-		}
-		return appendError6(b, p, nextHop, icmp6Unreachable, icmp6AddrUnreachable, 0)
+		return appendError6(b, orig, nextHop, icmp6Unreachable, icmp6AddrUnreachable, 0)
 	}
-	p, err := AsV4(orig)
-	if err != nil {
-		return b, err
-	}
-	return appendError4(b, p, nextHop, icmp4HostUnreachable, 0)
+	return appendError4(b, orig, nextHop, icmp4HostUnreachable, 0)
 }

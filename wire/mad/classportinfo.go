@@ -37,10 +37,10 @@ func (m ClassPortInfo) AppendBinary(b []byte) ([]byte, error) {
 
 // UnmarshalBinary sets m from the MAD in the first Len octets of b.
 func (m *ClassPortInfo) UnmarshalBinary(b []byte) error {
-	return unmarshal(m, b, ClassPortInfo.decode)
+	return unmarshal(m, b, decodeClassPortInfo)
 }
 
-func (m ClassPortInfo) decode(h Header, d []byte) ClassPortInfo {
+func decodeClassPortInfo(h Header, d []byte) ClassPortInfo {
 	v := binary.BigEndian.Uint32(d[4:])
 	return ClassPortInfo{
 		TransactionID: h.TransactionID, Method: h.Method,

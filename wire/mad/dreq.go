@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"ipoibcm/ib"
+	"ipoibcm/wire"
 )
 
 // Lengths in octets.
@@ -27,19 +28,17 @@ func (DREQ) isMessage()   {}
 
 // AppendBinary appends the MAD of m to b. The error is always nil.
 func (m DREQ) AppendBinary(b []byte) ([]byte, error) {
-	b, d := begin(b, AttrDREQ, MethodSend, m.TransactionID)
-	putIDs(d, m.LocalCommID, m.RemoteCommID)
-	put24(d[8:], uint32(m.RemoteQPN))
+	b, d := beginIDs(b, AttrDREQ, m.TransactionID, m.LocalCommID, m.RemoteCommID)
+	wire.PutUint24(d[8:], uint32(m.RemoteQPN))
 	copy(d[12:], m.PrivateData[:])
 	return b, nil
 }
 
 // UnmarshalBinary sets m from the MAD in the first Len octets of b.
-func (m *DREQ) UnmarshalBinary(b []byte) error { return unmarshal(m, b, DREQ.decode) }
+func (m *DREQ) UnmarshalBinary(b []byte) error { return unmarshal(m, b, decodeDREQ) }
 
-func (m DREQ) decode(h Header, d []byte) DREQ {
-	l, r := ids(d)
-	return DREQ{h.TransactionID, l, r, ib.QPN(u24(d[8:])), [DREQPrivateLen]byte(d[12:])}
+func decodeDREQ(h Header, d []byte) DREQ {
+	return DREQ{h.TransactionID, localID(d), remoteID(d), ib.QPN(wire.Uint24(d[8:])), [DREQPrivateLen]byte(d[12:])}
 }
 
 // String prints the communication IDs and the QPN.
@@ -61,18 +60,16 @@ func (DREP) isMessage()   {}
 
 // AppendBinary appends the MAD of m to b. The error is always nil.
 func (m DREP) AppendBinary(b []byte) ([]byte, error) {
-	b, d := begin(b, AttrDREP, MethodSend, m.TransactionID)
-	putIDs(d, m.LocalCommID, m.RemoteCommID)
+	b, d := beginIDs(b, AttrDREP, m.TransactionID, m.LocalCommID, m.RemoteCommID)
 	copy(d[8:], m.PrivateData[:])
 	return b, nil
 }
 
 // UnmarshalBinary sets m from the MAD in the first Len octets of b.
-func (m *DREP) UnmarshalBinary(b []byte) error { return unmarshal(m, b, DREP.decode) }
+func (m *DREP) UnmarshalBinary(b []byte) error { return unmarshal(m, b, decodeDREP) }
 
-func (m DREP) decode(h Header, d []byte) DREP {
-	l, r := ids(d)
-	return DREP{h.TransactionID, l, r, [DREPPrivateLen]byte(d[8:])}
+func decodeDREP(h Header, d []byte) DREP {
+	return DREP{h.TransactionID, localID(d), remoteID(d), [DREPPrivateLen]byte(d[8:])}
 }
 
 // String prints the communication IDs.

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"ipoibcm/ib"
+	"ipoibcm/wire"
 )
 
 // Lengths in octets.
@@ -30,9 +31,8 @@ func (LAP) isMessage()   {}
 
 // AppendBinary appends the MAD of m to b. The error is always nil.
 func (m LAP) AppendBinary(b []byte) ([]byte, error) {
-	b, d := begin(b, AttrLAP, MethodSend, m.TransactionID)
-	putIDs(d, m.LocalCommID, m.RemoteCommID)
-	put24(d[12:], uint32(m.RemoteQPN))
+	b, d := beginIDs(b, AttrLAP, m.TransactionID, m.LocalCommID, m.RemoteCommID)
+	wire.PutUint24(d[12:], uint32(m.RemoteQPN))
 	d[15] = byte(m.RemoteCMResponseTimeout) << 3
 	m.Alternate.putLAP(d[20:])
 	copy(d[64:], m.PrivateData[:])
@@ -40,13 +40,12 @@ func (m LAP) AppendBinary(b []byte) ([]byte, error) {
 }
 
 // UnmarshalBinary sets m from the MAD in the first Len octets of b.
-func (m *LAP) UnmarshalBinary(b []byte) error { return unmarshal(m, b, LAP.decode) }
+func (m *LAP) UnmarshalBinary(b []byte) error { return unmarshal(m, b, decodeLAP) }
 
-func (m LAP) decode(h Header, d []byte) LAP {
-	l, r := ids(d)
+func decodeLAP(h Header, d []byte) LAP {
 	return LAP{
-		TransactionID: h.TransactionID, LocalCommID: l, RemoteCommID: r,
-		RemoteQPN:               ib.QPN(u24(d[12:])),
+		TransactionID: h.TransactionID, LocalCommID: localID(d), RemoteCommID: remoteID(d),
+		RemoteQPN:               ib.QPN(wire.Uint24(d[12:])),
 		RemoteCMResponseTimeout: ib.Timeout(d[15] >> 3),
 		Alternate:               readPathInfoLAP(d[20:]),
 		PrivateData:             [LAPPrivateLen]byte(d[64:]),
@@ -79,16 +78,16 @@ const (
 	APRInvalidSL
 )
 
-// String names s.
-func (s APRStatus) String() string {
-	names := [...]string{"success", "invalid communication ID", "unsupported", "reject", "redirect", "is current",
-		"invalid QPN or EECN", "invalid LID", "invalid GID", "invalid flow label", "invalid traffic class",
-		"invalid hop limit", "invalid packet rate", "invalid SL"}
-	if int(s) < len(names) {
-		return names[s]
-	}
-	return fmt.Sprintf("status %d", uint8(s))
+var aprNames = wire.Names[APRStatus]{
+	APRSuccess: "success", APRInvalidCommID: "invalid communication ID", APRUnsupported: "unsupported",
+	APRReject: "reject", APRRedirect: "redirect", APRIsCurrent: "is current", APRInvalidQPN: "invalid QPN or EECN",
+	APRInvalidLID: "invalid LID", APRInvalidGID: "invalid GID", APRInvalidFlowLabel: "invalid flow label",
+	APRInvalidTrafficClass: "invalid traffic class", APRInvalidHopLimit: "invalid hop limit",
+	APRInvalidPacketRate: "invalid packet rate", APRInvalidSL: "invalid SL",
 }
+
+// String names s.
+func (s APRStatus) String() string { return aprNames.Of(s, "status %d") }
 
 // An APR answers a LAP.
 type APR struct {
@@ -107,8 +106,7 @@ func (APR) isMessage()   {}
 
 // AppendBinary appends the MAD of m to b. The error is always nil.
 func (m APR) AppendBinary(b []byte) ([]byte, error) {
-	b, d := begin(b, AttrAPR, MethodSend, m.TransactionID)
-	putIDs(d, m.LocalCommID, m.RemoteCommID)
+	b, d := beginIDs(b, AttrAPR, m.TransactionID, m.LocalCommID, m.RemoteCommID)
 	d[8], d[9] = m.InfoLength, byte(m.Status)
 	copy(d[12:], m.Info[:])
 	copy(d[84:], m.PrivateData[:])
@@ -116,11 +114,10 @@ func (m APR) AppendBinary(b []byte) ([]byte, error) {
 }
 
 // UnmarshalBinary sets m from the MAD in the first Len octets of b.
-func (m *APR) UnmarshalBinary(b []byte) error { return unmarshal(m, b, APR.decode) }
+func (m *APR) UnmarshalBinary(b []byte) error { return unmarshal(m, b, decodeAPR) }
 
-func (m APR) decode(h Header, d []byte) APR {
-	l, r := ids(d)
-	return APR{h.TransactionID, l, r, d[8], APRStatus(d[9]), [APRInfoLen]byte(d[12:]), [APRPrivateLen]byte(d[84:])}
+func decodeAPR(h Header, d []byte) APR {
+	return APR{h.TransactionID, localID(d), remoteID(d), d[8], APRStatus(d[9]), [APRInfoLen]byte(d[12:]), [APRPrivateLen]byte(d[84:])}
 }
 
 // String prints the communication IDs and the outcome.

@@ -65,17 +65,13 @@ const (
 	AttrAPR           AttrID = 0x001a
 )
 
-// String names the message.
-func (a AttrID) String() string {
-	if a == AttrClassPortInfo {
-		return "ClassPortInfo"
-	}
-	names := [...]string{"REQ", "MRA", "REJ", "REP", "RTU", "DREQ", "DREP", "SIDR_REQ", "SIDR_REP", "LAP", "APR"}
-	if i := int(a) - int(AttrREQ); i >= 0 && i < len(names) {
-		return names[i]
-	}
-	return fmt.Sprintf("AttrID(0x%04x)", uint16(a))
+var attrNames = wire.Names[AttrID]{
+	AttrClassPortInfo: "ClassPortInfo", AttrREQ: "REQ", AttrMRA: "MRA", AttrREJ: "REJ", AttrREP: "REP", AttrRTU: "RTU",
+	AttrDREQ: "DREQ", AttrDREP: "DREP", AttrSIDRREQ: "SIDR_REQ", AttrSIDRREP: "SIDR_REP", AttrLAP: "LAP", AttrAPR: "APR",
 }
+
+// String names the message.
+func (a AttrID) String() string { return attrNames.Of(a, "AttrID(0x%04x)") }
 
 // A Header is the common MAD header. Base version 1 is not kept.
 type Header struct {
@@ -130,6 +126,18 @@ type Message interface {
 	isMessage()
 }
 
+// decoders make a message of its header and its CM data.
+var decoders = map[AttrID]func(Header, []byte) Message{
+	AttrREQ: decoder(decodeREQ), AttrMRA: decoder(decodeMRA), AttrREJ: decoder(decodeREJ), AttrREP: decoder(decodeREP),
+	AttrRTU: decoder(decodeRTU), AttrDREQ: decoder(decodeDREQ), AttrDREP: decoder(decodeDREP),
+	AttrSIDRREQ: decoder(decodeSIDRREQ), AttrSIDRREP: decoder(decodeSIDRREP), AttrLAP: decoder(decodeLAP),
+	AttrAPR: decoder(decodeAPR), AttrClassPortInfo: decoder(decodeClassPortInfo),
+}
+
+func decoder[M Message](decode func(Header, []byte) M) func(Header, []byte) Message {
+	return func(h Header, d []byte) Message { return decode(h, d) }
+}
+
 // Parse reads a whole MAD. If only the message is wrong or unknown, the Header is
 // valid beside the error.
 func Parse(b []byte) (Header, Message, error) {
@@ -137,54 +145,26 @@ func Parse(b []byte) (Header, Message, error) {
 	if err := h.UnmarshalBinary(b); err != nil {
 		return h, nil, err
 	}
-	switch h.Attr {
-	case AttrREQ:
-		return parse(h, b, REQ.decode)
-	case AttrMRA:
-		return parse(h, b, MRA.decode)
-	case AttrREJ:
-		return parse(h, b, REJ.decode)
-	case AttrREP:
-		return parse(h, b, REP.decode)
-	case AttrRTU:
-		return parse(h, b, RTU.decode)
-	case AttrDREQ:
-		return parse(h, b, DREQ.decode)
-	case AttrDREP:
-		return parse(h, b, DREP.decode)
-	case AttrSIDRREQ:
-		return parse(h, b, SIDRREQ.decode)
-	case AttrSIDRREP:
-		return parse(h, b, SIDRREP.decode)
-	case AttrLAP:
-		return parse(h, b, LAP.decode)
-	case AttrAPR:
-		return parse(h, b, APR.decode)
-	case AttrClassPortInfo:
-		return parse(h, b, ClassPortInfo.decode)
+	decode := decoders[h.Attr]
+	if decode == nil {
+		return h, nil, &wire.FieldError{What: "CM MAD", Field: "attribute", Value: uint64(h.Attr)}
 	}
-	return h, nil, &wire.FieldError{What: "CM MAD", Field: "attribute", Value: uint64(h.Attr)}
-}
-
-func parse[M Message](h Header, b []byte, decode func(M, Header, []byte) M) (Header, Message, error) {
-	var m M
-	if err := check(h, b, m.Attr()); err != nil {
+	if err := check(h, b, h.Attr); err != nil {
 		return h, nil, err
 	}
-	return h, decode(m, h, b[HeaderLen:Len]), nil
+	return h, decode(h, b[HeaderLen:Len]), nil
 }
 
 // unmarshal is the common part of every UnmarshalBinary.
-func unmarshal[M Message](m *M, b []byte, decode func(M, Header, []byte) M) error {
+func unmarshal[M Message](m *M, b []byte, decode func(Header, []byte) M) error {
 	var h Header
 	if err := h.UnmarshalBinary(b); err != nil {
 		return err
 	}
-	var zero M
-	if err := check(h, b, zero.Attr()); err != nil {
+	if err := check(h, b, (*m).Attr()); err != nil {
 		return err
 	}
-	*m = decode(zero, h, b[HeaderLen:Len])
+	*m = decode(h, b[HeaderLen:Len])
 	return nil
 }
 
@@ -210,6 +190,14 @@ func check(h Header, b []byte, a AttrID) error {
 	return nil
 }
 
+// beginIDs is begin for a message whose body begins with both communication IDs.
+func beginIDs(b []byte, a AttrID, tid uint64, local, remote CommID) (out, body []byte) {
+	b, d := begin(b, a, MethodSend, tid)
+	binary.BigEndian.PutUint32(d, uint32(local))
+	binary.BigEndian.PutUint32(d[4:], uint32(remote))
+	return b, d
+}
+
 // begin appends a MAD with an all-zero body and returns b and the body.
 func begin(b []byte, a AttrID, method Method, tid uint64) (out, body []byte) {
 	h := Header{Class: ClassCM, ClassVersion: VersionCM, Method: method, TransactionID: tid, Attr: a}
@@ -219,20 +207,9 @@ func begin(b []byte, a AttrID, method Method, tid uint64) (out, body []byte) {
 	return b, b[n:]
 }
 
-func u24(b []byte) uint32 { _ = b[2]; return uint32(b[0])<<16 | uint32(b[1])<<8 | uint32(b[2]) }
-
-func put24(b []byte, v uint32) {
-	_ = b[2]
-	b[0], b[1], b[2] = byte(v>>16), byte(v>>8), byte(v)
-}
-
-// bit returns v if set, else 0.
-func bit(set bool, v byte) byte {
-	if set {
-		return v
-	}
-	return 0
-}
+// localID and remoteID return the communication IDs with which most bodies begin.
+func localID(d []byte) CommID  { return CommID(binary.BigEndian.Uint32(d)) }
+func remoteID(d []byte) CommID { return CommID(binary.BigEndian.Uint32(d[4:])) }
 
 // Asks reports whether a MAD begins something or is answered without a connection:
 // anything but REP, RTU, MRA, REJ, DREP, SIDR_REP and APR. It looks at the attribute ID

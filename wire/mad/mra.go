@@ -42,8 +42,7 @@ func (MRA) isMessage()   {}
 
 // AppendBinary appends the MAD of m to b. The error is always nil.
 func (m MRA) AppendBinary(b []byte) ([]byte, error) {
-	b, d := begin(b, AttrMRA, MethodSend, m.TransactionID)
-	putIDs(d, m.LocalCommID, m.RemoteCommID)
+	b, d := beginIDs(b, AttrMRA, m.TransactionID, m.LocalCommID, m.RemoteCommID)
 	d[8] = byte(m.MessageMRAed) << 6
 	d[9] = byte(m.ServiceTimeout) << 3
 	copy(d[10:], m.PrivateData[:])
@@ -51,11 +50,10 @@ func (m MRA) AppendBinary(b []byte) ([]byte, error) {
 }
 
 // UnmarshalBinary sets m from the MAD in the first Len octets of b.
-func (m *MRA) UnmarshalBinary(b []byte) error { return unmarshal(m, b, MRA.decode) }
+func (m *MRA) UnmarshalBinary(b []byte) error { return unmarshal(m, b, decodeMRA) }
 
-func (m MRA) decode(h Header, d []byte) MRA {
-	l, r := ids(d)
-	return MRA{h.TransactionID, l, r, MessageKind(d[8] >> 6), ib.Timeout(d[9] >> 3), [MRAPrivateLen]byte(d[10:])}
+func decodeMRA(h Header, d []byte) MRA {
+	return MRA{h.TransactionID, localID(d), remoteID(d), MessageKind(d[8] >> 6), ib.Timeout(d[9] >> 3), [MRAPrivateLen]byte(d[10:])}
 }
 
 // String prints the communication IDs and the wait.

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 
 	"ipoibcm/ib"
+	"ipoibcm/wire"
 )
 
 // A PathInfo is the primary or the alternate path in a REQ or LAP, seen from
@@ -40,14 +41,14 @@ func readPathInfo(b []byte) (p PathInfo) {
 // putLAP writes p in the layout of a LAP, whose middle differs, into b[:44].
 func (p PathInfo) putLAP(b []byte) {
 	p.putAddrs(b)
-	put24(b[36:], p.FlowLabel<<4)
+	wire.PutUint24(b[36:], p.FlowLabel<<4)
 	b[39], b[40], b[41] = p.TrafficClass, p.HopLimit, p.PacketRate&0x3f
 	p.putTail(b[42:])
 }
 
 func readPathInfoLAP(b []byte) (p PathInfo) {
 	p.readAddrs(b)
-	p.FlowLabel = u24(b[36:]) >> 4
+	p.FlowLabel = wire.Uint24(b[36:]) >> 4
 	p.TrafficClass, p.HopLimit, p.PacketRate = b[39], b[40], b[41]&0x3f
 	p.readTail(b[42:])
 	return p
@@ -66,7 +67,7 @@ func (p *PathInfo) readAddrs(b []byte) {
 }
 
 func (p PathInfo) putTail(b []byte) {
-	b[0] = p.SL<<4 | bit(p.SubnetLocal, 0x08)
+	b[0] = p.SL<<4 | wire.Bit(p.SubnetLocal, 0x08)
 	b[1] = byte(p.LocalACKTimeout) << 3
 }
 

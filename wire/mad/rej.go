@@ -3,6 +3,8 @@ package mad
 import (
 	"encoding/binary"
 	"fmt"
+
+	"ipoibcm/wire"
 )
 
 // Lengths in octets.
@@ -29,8 +31,7 @@ func (REJ) isMessage()   {}
 
 // AppendBinary appends the MAD of m to b. The error is always nil.
 func (m REJ) AppendBinary(b []byte) ([]byte, error) {
-	b, d := begin(b, AttrREJ, MethodSend, m.TransactionID)
-	putIDs(d, m.LocalCommID, m.RemoteCommID)
+	b, d := beginIDs(b, AttrREJ, m.TransactionID, m.LocalCommID, m.RemoteCommID)
 	d[8] = byte(m.MessageRejected) << 6
 	d[9] = m.ARILength << 1
 	binary.BigEndian.PutUint16(d[10:], uint16(m.Reason))
@@ -40,12 +41,11 @@ func (m REJ) AppendBinary(b []byte) ([]byte, error) {
 }
 
 // UnmarshalBinary sets m from the MAD in the first Len octets of b.
-func (m *REJ) UnmarshalBinary(b []byte) error { return unmarshal(m, b, REJ.decode) }
+func (m *REJ) UnmarshalBinary(b []byte) error { return unmarshal(m, b, decodeREJ) }
 
-func (m REJ) decode(h Header, d []byte) REJ {
-	l, r := ids(d)
+func decodeREJ(h Header, d []byte) REJ {
 	return REJ{
-		TransactionID: h.TransactionID, LocalCommID: l, RemoteCommID: r,
+		TransactionID: h.TransactionID, LocalCommID: localID(d), RemoteCommID: remoteID(d),
 		MessageRejected: MessageKind(d[8] >> 6),
 		ARILength:       d[9] >> 1,
 		Reason:          RejectReason(binary.BigEndian.Uint16(d[10:])),
@@ -101,7 +101,7 @@ const (
 	RejVendorOption                   RejectReason = 35
 )
 
-var rejectNames = [...]string{
+var rejectNames = wire.Names[RejectReason]{
 	RejNoQP: "no QP available", RejNoEEC: "no EE context available", RejNoResources: "no resources", RejTimeout: "timeout",
 	RejUnsupported: "unsupported request", RejInvalidCommID: "invalid communication ID",
 	RejInvalidCommInstance: "invalid communication instance", RejInvalidServiceID: "invalid service ID",
@@ -123,9 +123,4 @@ var rejectNames = [...]string{
 }
 
 // String names r.
-func (r RejectReason) String() string {
-	if int(r) < len(rejectNames) && rejectNames[r] != "" {
-		return rejectNames[r]
-	}
-	return fmt.Sprintf("reason %d", uint16(r))
-}
+func (r RejectReason) String() string { return rejectNames.Of(r, "reason %d") }

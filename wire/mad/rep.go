@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"ipoibcm/ib"
+	"ipoibcm/wire"
 )
 
 // REPPrivateLen is the length of the private data of a REP, in octets.
@@ -35,29 +36,27 @@ func (REP) isMessage()   {}
 
 // AppendBinary appends the MAD of m to b. The error is always nil.
 func (m REP) AppendBinary(b []byte) ([]byte, error) {
-	b, d := begin(b, AttrREP, MethodSend, m.TransactionID)
-	putIDs(d, m.LocalCommID, m.RemoteCommID)
+	b, d := beginIDs(b, AttrREP, m.TransactionID, m.LocalCommID, m.RemoteCommID)
 	binary.BigEndian.PutUint32(d[8:], uint32(m.LocalQKey))
-	put24(d[12:], uint32(m.LocalQPN))
-	put24(d[20:], uint32(m.StartingPSN))
+	wire.PutUint24(d[12:], uint32(m.LocalQPN))
+	wire.PutUint24(d[20:], uint32(m.StartingPSN))
 	d[24], d[25] = m.ResponderResources, m.InitiatorDepth
-	d[26] = byte(m.TargetACKDelay)<<3 | m.FailoverAccepted&3<<1 | bit(m.EndToEndFlowControl, 1)
-	d[27] = m.RNRRetryCount<<5 | bit(m.SRQ, 0x10)
+	d[26] = byte(m.TargetACKDelay)<<3 | m.FailoverAccepted&3<<1 | wire.Bit(m.EndToEndFlowControl, 1)
+	d[27] = m.RNRRetryCount<<5 | wire.Bit(m.SRQ, 0x10)
 	binary.BigEndian.PutUint64(d[28:], uint64(m.LocalCAGUID))
 	copy(d[36:], m.PrivateData[:])
 	return b, nil
 }
 
 // UnmarshalBinary sets m from the MAD in the first Len octets of b.
-func (m *REP) UnmarshalBinary(b []byte) error { return unmarshal(m, b, REP.decode) }
+func (m *REP) UnmarshalBinary(b []byte) error { return unmarshal(m, b, decodeREP) }
 
-func (m REP) decode(h Header, d []byte) REP {
-	l, r := ids(d)
+func decodeREP(h Header, d []byte) REP {
 	return REP{
-		TransactionID: h.TransactionID, LocalCommID: l, RemoteCommID: r,
+		TransactionID: h.TransactionID, LocalCommID: localID(d), RemoteCommID: remoteID(d),
 		LocalQKey:           ib.QKey(binary.BigEndian.Uint32(d[8:])),
-		LocalQPN:            ib.QPN(u24(d[12:])),
-		StartingPSN:         ib.PSN(u24(d[20:])),
+		LocalQPN:            ib.QPN(wire.Uint24(d[12:])),
+		StartingPSN:         ib.PSN(wire.Uint24(d[20:])),
 		ResponderResources:  d[24],
 		InitiatorDepth:      d[25],
 		TargetACKDelay:      ib.Timeout(d[26] >> 3),
@@ -73,13 +72,4 @@ func (m REP) decode(h Header, d []byte) REP {
 // String prints what identifies the connection.
 func (m REP) String() string {
 	return fmt.Sprintf("REP comm=%v remote=%v qpn=%v psn=%v", m.LocalCommID, m.RemoteCommID, m.LocalQPN, m.StartingPSN)
-}
-
-func putIDs(d []byte, local, remote CommID) {
-	binary.BigEndian.PutUint32(d, uint32(local))
-	binary.BigEndian.PutUint32(d[4:], uint32(remote))
-}
-
-func ids(d []byte) (local, remote CommID) {
-	return CommID(binary.BigEndian.Uint32(d)), CommID(binary.BigEndian.Uint32(d[4:]))
 }

@@ -6,6 +6,7 @@ import (
 
 	"ipoibcm/ib"
 	"ipoibcm/serviceid"
+	"ipoibcm/wire"
 )
 
 // REQPrivateLen is the length of the private data of a REQ, in octets.
@@ -49,14 +50,14 @@ func (m REQ) AppendBinary(b []byte) ([]byte, error) {
 	binary.BigEndian.PutUint64(d[8:], uint64(m.ServiceID))
 	binary.BigEndian.PutUint64(d[16:], uint64(m.LocalCAGUID))
 	binary.BigEndian.PutUint32(d[28:], uint32(m.LocalQKey))
-	put24(d[32:], uint32(m.LocalQPN))
+	wire.PutUint24(d[32:], uint32(m.LocalQPN))
 	d[35], d[39] = m.ResponderResources, m.InitiatorDepth
-	d[43] = byte(m.RemoteCMResponseTimeout)<<3 | byte(m.Transport&3)<<1 | bit(m.EndToEndFlowControl, 1)
-	put24(d[44:], uint32(m.StartingPSN))
+	d[43] = byte(m.RemoteCMResponseTimeout)<<3 | byte(m.Transport&3)<<1 | wire.Bit(m.EndToEndFlowControl, 1)
+	wire.PutUint24(d[44:], uint32(m.StartingPSN))
 	d[47] = byte(m.LocalCMResponseTimeout)<<3 | m.RetryCount&7
 	binary.BigEndian.PutUint16(d[48:], uint16(m.PKey))
-	d[50] = byte(m.PathMTU)<<4 | bit(m.RDCExists, 8) | m.RNRRetryCount&7
-	d[51] = m.MaxCMRetries<<4 | bit(m.SRQ, 8) | m.ExtendedTransport&7
+	d[50] = byte(m.PathMTU)<<4 | wire.Bit(m.RDCExists, 8) | m.RNRRetryCount&7
+	d[51] = m.MaxCMRetries<<4 | wire.Bit(m.SRQ, 8) | m.ExtendedTransport&7
 	m.Primary.put(d[52:])
 	m.Alternate.put(d[96:])
 	copy(d[140:], m.PrivateData[:])
@@ -64,22 +65,22 @@ func (m REQ) AppendBinary(b []byte) ([]byte, error) {
 }
 
 // UnmarshalBinary sets m from the MAD in the first Len octets of b.
-func (m *REQ) UnmarshalBinary(b []byte) error { return unmarshal(m, b, REQ.decode) }
+func (m *REQ) UnmarshalBinary(b []byte) error { return unmarshal(m, b, decodeREQ) }
 
-func (m REQ) decode(h Header, d []byte) REQ {
+func decodeREQ(h Header, d []byte) REQ {
 	return REQ{
 		TransactionID:           h.TransactionID,
 		LocalCommID:             CommID(binary.BigEndian.Uint32(d)),
 		ServiceID:               serviceid.ID(binary.BigEndian.Uint64(d[8:])),
 		LocalCAGUID:             ib.GUID(binary.BigEndian.Uint64(d[16:])),
 		LocalQKey:               ib.QKey(binary.BigEndian.Uint32(d[28:])),
-		LocalQPN:                ib.QPN(u24(d[32:])),
+		LocalQPN:                ib.QPN(wire.Uint24(d[32:])),
 		ResponderResources:      d[35],
 		InitiatorDepth:          d[39],
 		RemoteCMResponseTimeout: ib.Timeout(d[43] >> 3),
 		Transport:               ib.Transport(d[43] >> 1 & 3),
 		EndToEndFlowControl:     d[43]&1 != 0,
-		StartingPSN:             ib.PSN(u24(d[44:])),
+		StartingPSN:             ib.PSN(wire.Uint24(d[44:])),
 		LocalCMResponseTimeout:  ib.Timeout(d[47] >> 3),
 		RetryCount:              d[47] & 7,
 		PKey:                    ib.PKey(binary.BigEndian.Uint16(d[48:])),

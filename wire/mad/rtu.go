@@ -20,18 +20,16 @@ func (RTU) isMessage()   {}
 
 // AppendBinary appends the MAD of m to b. The error is always nil.
 func (m RTU) AppendBinary(b []byte) ([]byte, error) {
-	b, d := begin(b, AttrRTU, MethodSend, m.TransactionID)
-	putIDs(d, m.LocalCommID, m.RemoteCommID)
+	b, d := beginIDs(b, AttrRTU, m.TransactionID, m.LocalCommID, m.RemoteCommID)
 	copy(d[8:], m.PrivateData[:])
 	return b, nil
 }
 
 // UnmarshalBinary sets m from the MAD in the first Len octets of b.
-func (m *RTU) UnmarshalBinary(b []byte) error { return unmarshal(m, b, RTU.decode) }
+func (m *RTU) UnmarshalBinary(b []byte) error { return unmarshal(m, b, decodeRTU) }
 
-func (m RTU) decode(h Header, d []byte) RTU {
-	l, r := ids(d)
-	return RTU{h.TransactionID, l, r, [RTUPrivateLen]byte(d[8:])}
+func decodeRTU(h Header, d []byte) RTU {
+	return RTU{h.TransactionID, localID(d), remoteID(d), [RTUPrivateLen]byte(d[8:])}
 }
 
 // String prints the communication IDs.

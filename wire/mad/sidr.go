@@ -6,6 +6,7 @@ import (
 
 	"ipoibcm/ib"
 	"ipoibcm/serviceid"
+	"ipoibcm/wire"
 )
 
 // Lengths in octets.
@@ -39,9 +40,9 @@ func (m SIDRREQ) AppendBinary(b []byte) ([]byte, error) {
 }
 
 // UnmarshalBinary sets m from the MAD in the first Len octets of b.
-func (m *SIDRREQ) UnmarshalBinary(b []byte) error { return unmarshal(m, b, SIDRREQ.decode) }
+func (m *SIDRREQ) UnmarshalBinary(b []byte) error { return unmarshal(m, b, decodeSIDRREQ) }
 
-func (m SIDRREQ) decode(h Header, d []byte) SIDRREQ {
+func decodeSIDRREQ(h Header, d []byte) SIDRREQ {
 	return SIDRREQ{
 		TransactionID: h.TransactionID,
 		RequestID:     CommID(binary.BigEndian.Uint32(d)),
@@ -69,14 +70,13 @@ const (
 	SIDRUnsupportedVersion
 )
 
-// String names s.
-func (s SIDRStatus) String() string {
-	names := [...]string{"valid QPN", "service ID unsupported", "rejected", "no QP", "redirect", "version unsupported"}
-	if int(s) < len(names) {
-		return names[s]
-	}
-	return fmt.Sprintf("status %d", uint8(s))
+var sidrNames = wire.Names[SIDRStatus]{
+	SIDRValidQPN: "valid QPN", SIDRUnsupportedServiceID: "service ID unsupported", SIDRRejected: "rejected",
+	SIDRNoQP: "no QP", SIDRRedirect: "redirect", SIDRUnsupportedVersion: "version unsupported",
 }
+
+// String names s.
+func (s SIDRStatus) String() string { return sidrNames.Of(s, "status %d") }
 
 // A SIDRREP answers a SIDR_REQ.
 type SIDRREP struct {
@@ -100,7 +100,7 @@ func (m SIDRREP) AppendBinary(b []byte) ([]byte, error) {
 	b, d := begin(b, AttrSIDRREP, MethodSend, m.TransactionID)
 	binary.BigEndian.PutUint32(d, uint32(m.RequestID))
 	d[4], d[5] = byte(m.Status), m.InfoLength
-	put24(d[8:], uint32(m.QPN))
+	wire.PutUint24(d[8:], uint32(m.QPN))
 	binary.BigEndian.PutUint64(d[12:], uint64(m.ServiceID))
 	binary.BigEndian.PutUint32(d[20:], uint32(m.QKey))
 	copy(d[24:], m.Info[:])
@@ -109,15 +109,15 @@ func (m SIDRREP) AppendBinary(b []byte) ([]byte, error) {
 }
 
 // UnmarshalBinary sets m from the MAD in the first Len octets of b.
-func (m *SIDRREP) UnmarshalBinary(b []byte) error { return unmarshal(m, b, SIDRREP.decode) }
+func (m *SIDRREP) UnmarshalBinary(b []byte) error { return unmarshal(m, b, decodeSIDRREP) }
 
-func (m SIDRREP) decode(h Header, d []byte) SIDRREP {
+func decodeSIDRREP(h Header, d []byte) SIDRREP {
 	return SIDRREP{
 		TransactionID: h.TransactionID,
 		RequestID:     CommID(binary.BigEndian.Uint32(d)),
 		Status:        SIDRStatus(d[4]),
 		InfoLength:    d[5],
-		QPN:           ib.QPN(u24(d[8:])),
+		QPN:           ib.QPN(wire.Uint24(d[8:])),
 		ServiceID:     serviceid.ID(binary.BigEndian.Uint64(d[12:])),
 		QKey:          ib.QKey(binary.BigEndian.Uint32(d[20:])),
 		Info:          [SIDRInfoLen]byte(d[24:]),

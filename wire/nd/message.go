@@ -125,79 +125,82 @@ func readLink(k Kind, opt []byte) (a encap.LinkAddr, err error) {
 	return a, nil
 }
 
-// findLink returns the first link-layer option of type typ in o.
-func findLink(k Kind, o []byte, typ uint8) (a encap.LinkAddr, has bool, err error) {
-	err = eachOption(k, o, func(opt []byte) error {
-		if opt[0] != typ || has {
-			return nil
+// readMessage reads an NS or NA, whichever k says: the fields that both have, and the first
+// link-layer option of type typ.
+func readMessage(b []byte, k Kind, typ uint8) (m NA, err error) {
+	p, body, kind, err := open(b)
+	if err != nil {
+		return m, err
+	}
+	if kind != k {
+		return m, &wire.FieldError{What: k.String(), Field: "type", Value: uint64(kind)}
+	}
+	m = NA{Src: p.Src(), Dst: p.Dst(), Target: netip.AddrFrom16([16]byte(body[8:24]))}
+	if m.Target.IsMulticast() || m.Target.IsUnspecified() || m.Target.Is4In6() {
+		return m, fmt.Errorf("%s: target %s is no host's", k, m.Target)
+	}
+	if k == NeighborAdvertisement {
+		m.Router, m.Solicited, m.Override = body[4]&flagRouter != 0, body[4]&flagSolicited != 0, body[4]&flagOverride != 0
+	}
+	if m.Dst.IsMulticast() && m.Solicited {
+		return m, fmt.Errorf("%s: solicited, but sent to %s", k, m.Dst)
+	}
+	err = eachOption(k, body[fixedNS:], func(opt []byte) (err error) {
+		if opt[0] == typ && !m.HasLink {
+			m.HasLink = true
+			m.Link, err = readLink(k, opt)
 		}
-		has = true
-		var err error
-		a, err = readLink(k, opt)
 		return err
 	})
-	return a, has && err == nil, err
+	return m, err
 }
 
-// appendMessage appends an NS or NA: the packet up to its options, then one
-// link-layer option if there is one.
-func appendMessage(b []byte, k Kind, flags byte, src, dst, target netip.Addr, opt uint8,
-	link *encap.LinkAddr) ([]byte, error) {
-	for _, a := range []netip.Addr{src, dst, target} {
+// appendMessage appends m, which is an NA, or an NS with no flags: the packet up to its
+// options, then one link-layer option of type opt if there is one.
+func appendMessage(b []byte, k Kind, opt uint8, m NA) ([]byte, error) {
+	for _, a := range []netip.Addr{m.Src, m.Dst, m.Target} {
 		if !a.Is6() || a.Is4In6() {
 			return b, fmt.Errorf("%s: %v is no IPv6 address", k, a)
 		}
 	}
-	if target.IsMulticast() {
-		return b, fmt.Errorf("%s: target %s is a group", k, target)
+	if m.Target.IsMulticast() {
+		return b, fmt.Errorf("%s: target %s is a group", k, m.Target)
 	}
 	n := fixedNS
-	if link != nil {
+	if m.HasLink {
 		n += OptionLen
 	}
-	b = ip.AppendV6Header(b, src, dst, ip.ProtoICMPv6, HopLimit, n)
+	b = ip.AppendV6Header(b, m.Src, m.Dst, ip.ProtoICMPv6, HopLimit, n)
 	start := len(b)
+	flags := wire.Bit(m.Router, flagRouter) | wire.Bit(m.Solicited, flagSolicited) | wire.Bit(m.Override, flagOverride)
 	b = append(b, byte(k), 0, 0, 0, flags, 0, 0, 0)
-	t := target.As16()
+	t := m.Target.As16()
 	b = append(b, t[:]...)
-	if link != nil {
-		b = appendLink(b, opt, *link)
+	if m.HasLink {
+		b = appendLink(b, opt, m.Link)
 	}
-	sum := ip.Checksum6(src, dst, ip.ProtoICMPv6, b[start:])
+	sum := ip.Checksum6(m.Src, m.Dst, ip.ProtoICMPv6, b[start:])
 	binary.BigEndian.PutUint16(b[start+2:], sum)
 	return b, nil
 }
 
 // AppendBinary appends the IPv6 packet of m to b.
 func (m NS) AppendBinary(b []byte) ([]byte, error) {
-	link := &m.Link
-	if !m.HasLink {
-		link = nil
-	}
-	if link != nil && m.IsDAD() {
+	if m.HasLink && m.IsDAD() {
 		return b, fmt.Errorf("NS: the unspecified address has no link-layer address")
 	}
-	return appendMessage(b, NeighborSolicitation, 0, m.Src, m.Dst, m.Target, optSourceLink, link)
+	return appendMessage(b, NeighborSolicitation, optSourceLink,
+		NA{Src: m.Src, Dst: m.Dst, Target: m.Target, Link: m.Link, HasLink: m.HasLink})
 }
 
 // UnmarshalBinary sets m from the IPv6 packet b. It makes the checks of RFC 4861
 // section 7.1.1: hop limit, checksum, lengths, addresses, options.
 func (m *NS) UnmarshalBinary(b []byte) error {
-	p, body, k, err := open(b)
+	r, err := readMessage(b, NeighborSolicitation, optSourceLink)
 	if err != nil {
 		return err
 	}
-	if k != NeighborSolicitation {
-		return &wire.FieldError{What: "NS", Field: "type", Value: uint64(k)}
-	}
-	out := NS{Src: p.Src(), Dst: p.Dst(), Target: netip.AddrFrom16([16]byte(body[8:24]))}
-	if err := checkTarget(k, out.Target); err != nil {
-		return err
-	}
-	out.Link, out.HasLink, err = findLink(k, body[fixedNS:], optSourceLink)
-	if err != nil {
-		return err
-	}
+	out := NS{Src: r.Src, Dst: r.Dst, Target: r.Target, Link: r.Link, HasLink: r.HasLink}
 	if out.IsDAD() && (out.HasLink || out.Dst != ip.SolicitedNode(out.Target)) {
 		return fmt.Errorf("NS: unspecified source with a link-layer option or to %s", out.Dst)
 	}
@@ -216,49 +219,17 @@ func (m NS) String() string {
 
 // AppendBinary appends the IPv6 packet of m to b.
 func (m NA) AppendBinary(b []byte) ([]byte, error) {
-	link := &m.Link
-	if !m.HasLink {
-		link = nil
-	}
-	var flags byte
-	if m.Router {
-		flags |= flagRouter
-	}
-	if m.Solicited {
-		flags |= flagSolicited
-	}
-	if m.Override {
-		flags |= flagOverride
-	}
-	return appendMessage(b, NeighborAdvertisement, flags, m.Src, m.Dst, m.Target, optTargetLink, link)
+	return appendMessage(b, NeighborAdvertisement, optTargetLink, m)
 }
 
 // UnmarshalBinary sets m from the IPv6 packet b. It makes the checks of RFC 4861
 // section 7.1.2.
 func (m *NA) UnmarshalBinary(b []byte) error {
-	p, body, k, err := open(b)
-	if err != nil {
-		return err
+	out, err := readMessage(b, NeighborAdvertisement, optTargetLink)
+	if err == nil {
+		*m = out
 	}
-	if k != NeighborAdvertisement {
-		return &wire.FieldError{What: "NA", Field: "type", Value: uint64(k)}
-	}
-	out := NA{
-		Src: p.Src(), Dst: p.Dst(), Target: netip.AddrFrom16([16]byte(body[8:24])),
-		Router: body[4]&flagRouter != 0, Solicited: body[4]&flagSolicited != 0, Override: body[4]&flagOverride != 0,
-	}
-	if err := checkTarget(k, out.Target); err != nil {
-		return err
-	}
-	if out.Dst.IsMulticast() && out.Solicited {
-		return fmt.Errorf("NA: solicited, but sent to %s", out.Dst)
-	}
-	out.Link, out.HasLink, err = findLink(k, body[fixedNS:], optTargetLink)
-	if err != nil {
-		return err
-	}
-	*m = out
-	return nil
+	return err
 }
 
 // String prints m as tcpdump would.
@@ -276,11 +247,4 @@ func (m NA) String() string {
 		}
 	}
 	return s
-}
-
-func checkTarget(k Kind, a netip.Addr) error {
-	if a.IsMulticast() || a.IsUnspecified() || a.Is4In6() {
-		return fmt.Errorf("%s: target %s is no host's", k, a)
-	}
-	return nil
 }

@@ -85,15 +85,12 @@ func AppendInterface(b []byte, i Interface) []byte {
 // and as much of the packet as is to be kept. A packet that is neither IPv4 nor IPv6 is kept with
 // EtherType 0.
 func AppendPacket(b []byte, id uint32, t time.Time, out bool, ip []byte, n, snapLen int) []byte {
-	orig := EthernetLen + n
 	kept := min(EthernetLen+len(ip), Interface{SnapLen: snapLen}.snapLen())
 	b, start := beginBlock(b, blockEPB)
 	ns := uint64(t.UnixNano())
-	b = binary.LittleEndian.AppendUint32(b, id)
-	b = binary.LittleEndian.AppendUint32(b, uint32(ns>>32))
-	b = binary.LittleEndian.AppendUint32(b, uint32(ns))
-	b = binary.LittleEndian.AppendUint32(b, uint32(kept))
-	b = binary.LittleEndian.AppendUint32(b, uint32(orig))
+	for _, v := range [...]uint32{id, uint32(ns >> 32), uint32(ns), uint32(kept), uint32(EthernetLen + n)} {
+		b = binary.LittleEndian.AppendUint32(b, v)
+	}
 	eth := Ethernet(ip)
 	b = append(b, eth[:min(EthernetLen, kept)]...)
 	b = append(b, ip[:max(0, kept-EthernetLen)]...)

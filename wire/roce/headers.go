@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 
 	"ipoibcm/ib"
+	"ipoibcm/wire"
 )
 
 // Header lengths in octets.
@@ -52,13 +53,13 @@ func (h BTH) FECN() bool { return h[4]&0x80 != 0 }
 func (h BTH) BECN() bool { return h[4]&0x40 != 0 }
 
 // DestQPN returns the destination QPN.
-func (h BTH) DestQPN() ib.QPN { return ib.QPN(u24(h[5:])) }
+func (h BTH) DestQPN() ib.QPN { return ib.QPN(wire.Uint24(h[5:])) }
 
 // AckReq reports the acknowledge request bit (A).
 func (h BTH) AckReq() bool { return h[8]&0x80 != 0 }
 
 // PSN returns the packet sequence number.
-func (h BTH) PSN() ib.PSN { return ib.PSN(u24(h[9:])) }
+func (h BTH) PSN() ib.PSN { return ib.PSN(wire.Uint24(h[9:])) }
 
 // MaxReserved is the largest value of the seven reserved bits beside the A bit. They
 // are sent as zero and ignored on receipt (IBA volume 1, 9.2.4), unless both ends have
@@ -72,20 +73,10 @@ func (h BTH) Reserved() uint8 { return h[8] & MaxReserved }
 func (h BTH) SetReserved(v uint8) { h[8] = h[8]&^MaxReserved | v&MaxReserved }
 
 // SetBECN sets or clears the backward congestion bit.
-func (h BTH) SetBECN(v bool) {
-	h[4] &^= 0x40
-	if v {
-		h[4] |= 0x40
-	}
-}
+func (h BTH) SetBECN(v bool) { h[4] = h[4]&^0x40 | wire.Bit(v, 0x40) }
 
 // SetAckReq sets or clears the A bit, as a resend may need. The ICRC covers it.
-func (h BTH) SetAckReq(v bool) {
-	h[8] &^= 0x80
-	if v {
-		h[8] |= 0x80
-	}
-}
+func (h BTH) SetAckReq(v bool) { h[8] = h[8]&^0x80 | wire.Bit(v, 0x80) }
 
 // BTHFields are the values of a BTH that we send. The migration bit, version,
 // FECN, BECN and reserved bits go out as zero.
@@ -103,18 +94,12 @@ type BTHFields struct {
 func PutBTH(b []byte, f BTHFields) {
 	_ = b[BTHLen-1]
 	b[0] = byte(f.Opcode)
-	b[1] = byte(f.Pad&3) << 4
-	if f.Solicited {
-		b[1] |= 0x80
-	}
+	b[1] = byte(f.Pad&3)<<4 | wire.Bit(f.Solicited, 0x80)
 	binary.BigEndian.PutUint16(b[2:], uint16(f.PKey))
 	b[4] = 0
-	put24(b[5:], uint32(f.DestQPN))
-	b[8] = 0
-	if f.AckReq {
-		b[8] = 0x80
-	}
-	put24(b[9:], uint32(f.PSN))
+	wire.PutUint24(b[5:], uint32(f.DestQPN))
+	b[8] = wire.Bit(f.AckReq, 0x80)
+	wire.PutUint24(b[9:], uint32(f.PSN))
 }
 
 // A DETH is a view on a datagram extended transport header.
@@ -124,14 +109,14 @@ type DETH []byte
 func (h DETH) QKey() ib.QKey { return ib.QKey(binary.BigEndian.Uint32(h)) }
 
 // SrcQPN returns the sender's QPN.
-func (h DETH) SrcQPN() ib.QPN { return ib.QPN(u24(h[5:])) }
+func (h DETH) SrcQPN() ib.QPN { return ib.QPN(wire.Uint24(h[5:])) }
 
 // PutDETH writes a DETH into b[:DETHLen].
 func PutDETH(b []byte, k ib.QKey, src ib.QPN) {
 	_ = b[DETHLen-1]
 	binary.BigEndian.PutUint32(b, uint32(k))
 	b[4] = 0
-	put24(b[5:], uint32(src))
+	wire.PutUint24(b[5:], uint32(src))
 }
 
 // An AETH is a view on an acknowledge extended transport header.
@@ -141,13 +126,13 @@ type AETH []byte
 func (h AETH) Syndrome() Syndrome { return Syndrome(h[0]) }
 
 // MSN returns the 24-bit message sequence number.
-func (h AETH) MSN() uint32 { return u24(h[1:]) }
+func (h AETH) MSN() uint32 { return wire.Uint24(h[1:]) }
 
 // PutAETH writes an AETH into b[:AETHLen]. Bits of msn above 24 are dropped.
 func PutAETH(b []byte, s Syndrome, msn uint32) {
 	_ = b[AETHLen-1]
 	b[0] = byte(s)
-	put24(b[1:], msn)
+	wire.PutUint24(b[1:], msn)
 }
 
 // A RETH is a view on an RDMA extended transport header.
@@ -184,10 +169,3 @@ type IETH []byte
 
 // RKey returns the R_Key to invalidate.
 func (h IETH) RKey() uint32 { return binary.BigEndian.Uint32(h) }
-
-func u24(b []byte) uint32 { _ = b[2]; return uint32(b[0])<<16 | uint32(b[1])<<8 | uint32(b[2]) }
-
-func put24(b []byte, v uint32) {
-	_ = b[2]
-	b[0], b[1], b[2] = byte(v>>16), byte(v>>8), byte(v)
-}

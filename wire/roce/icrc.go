@@ -59,11 +59,10 @@ func NewFlow(src, dst netip.Addr) Flow {
 	a, b := src.As16(), dst.As16()
 	s = step4(s, 0xffffff6f) // version; traffic class and flow label as ones
 	s = step4(s, 0xff110000) // length; UDP; hop limit as ones
-	for i := 0; i < 16; i += 4 {
-		s = step4(s, binary.LittleEndian.Uint32(a[i:]))
-	}
-	for i := 0; i < 16; i += 4 {
-		s = step4(s, binary.LittleEndian.Uint32(b[i:]))
+	for _, addr := range [][16]byte{a, b} {
+		for i := 0; i < 16; i += 4 {
+			s = step4(s, binary.LittleEndian.Uint32(addr[i:]))
+		}
 	}
 	return Flow{base: udpStep(s), is6: true}
 }

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 
 	"ipoibcm/ib"
+	"ipoibcm/wire/sums"
 )
 
 // An IPHeader is the IP and UDP headers in front of a BTH, in either family. A
@@ -73,7 +74,7 @@ func (h IPHeader) appendIP(b []byte, n int) []byte {
 	src, dst := h.Src.As4(), h.Dst.As4()
 	b = append(b, src[:]...)
 	b = append(b, dst[:]...)
-	binary.BigEndian.PutUint16(b[start+10:], ^onesSum(b[start:]))
+	binary.BigEndian.PutUint16(b[start+10:], ^uint16(sums.Internet(0, b[start:])))
 	return b
 }
 
@@ -81,18 +82,6 @@ const (
 	protoUDP = 17
 	ip4DF    = 0x4000
 )
-
-// onesSum returns the ones' complement sum of b, an even number of octets.
-func onesSum(b []byte) uint16 {
-	var s uint32
-	for i := 0; i < len(b); i += 2 {
-		s += uint32(binary.BigEndian.Uint16(b[i:]))
-	}
-	for s > 0xffff {
-		s = s&0xffff + s>>16
-	}
-	return uint16(s)
-}
 
 // SourcePort returns the UDP source port of a flow, 0xc000 to 0xffff, by the
 // generic rule of RoCEv2: folded from the 20-bit flow label, or if that is 0

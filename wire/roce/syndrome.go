@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"ipoibcm/ib"
+	"ipoibcm/wire"
 )
 
 // A Syndrome is the first octet of an AETH.
@@ -35,6 +36,12 @@ func (s Syndrome) IsNAK() bool { return s&syndromeKindMask == 0x60 }
 // RNRTimer returns the timer code of an RNR NAK.
 func (s Syndrome) RNRTimer() ib.RNRTimer { return ib.RNRTimer(s & 0x1f) }
 
+var nakNames = wire.Names[Syndrome]{
+	NAKSequence: "NAK PSN sequence error", NAKInvalidReq: "NAK invalid request",
+	NAKRemoteAccess: "NAK remote access error", NAKRemoteOp: "NAK remote operational error",
+	NAKInvalidRDReq: "NAK invalid RD request",
+}
+
 // String names s.
 func (s Syndrome) String() string {
 	switch {
@@ -42,16 +49,6 @@ func (s Syndrome) String() string {
 		return "ACK"
 	case s.IsRNR():
 		return fmt.Sprintf("RNR NAK (%v)", s.RNRTimer().Duration())
-	case s == NAKSequence:
-		return "NAK PSN sequence error"
-	case s == NAKInvalidReq:
-		return "NAK invalid request"
-	case s == NAKRemoteAccess:
-		return "NAK remote access error"
-	case s == NAKRemoteOp:
-		return "NAK remote operational error"
-	case s == NAKInvalidRDReq:
-		return "NAK invalid RD request"
 	}
-	return fmt.Sprintf("Syndrome(0x%02x)", uint8(s))
+	return nakNames.Of(s, "Syndrome(0x%02x)")
 }

@@ -43,7 +43,7 @@ func (l *Locator) unmarshal(b []byte) {
 	*l = Locator{
 		GID: ib.GID(b[:16]), TrafficClass: uint8(v >> 24), SL: uint8(v >> 20 & 15), FlowLabel: v & 0xfffff,
 		LID: ib.LID(binary.BigEndian.Uint16(b[20:])), PKey: ib.PKey(binary.BigEndian.Uint16(b[22:])),
-		QPN: ib.QPN(u24(b[25:])), QKey: ib.QKey(binary.BigEndian.Uint32(b[28:])),
+		QPN: ib.QPN(wire.Uint24(b[25:])), QKey: ib.QKey(binary.BigEndian.Uint32(b[28:])),
 	}
 }
 

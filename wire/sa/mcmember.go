@@ -104,7 +104,7 @@ func (r MCMemberRecord) AppendBinary(b []byte) ([]byte, error) {
 	b = binary.BigEndian.AppendUint16(b, uint16(r.PKey))
 	b = append(b, selected(r.RateSelector, uint8(r.Rate)), selected(r.LifeSelector, uint8(r.Life)))
 	b = binary.BigEndian.AppendUint32(b, uint32(r.SL)<<28|r.FlowLabel<<12>>4|uint32(r.HopLimit))
-	return append(b, r.Scope<<4|byte(r.JoinState)&15, bit(r.ProxyJoin, 0x80), 0, 0), nil
+	return append(b, r.Scope<<4|byte(r.JoinState)&15, wire.Bit(r.ProxyJoin, 0x80), 0, 0), nil
 }
 
 // UnmarshalBinary sets r from the first MCMemberRecordLen octets of b.

@@ -66,7 +66,7 @@ func (r InformInfo) AppendBinary(b []byte) ([]byte, error) {
 	b = append(b, r.GID[:]...)
 	b = binary.BigEndian.AppendUint16(b, uint16(r.LIDBegin))
 	b = binary.BigEndian.AppendUint16(b, uint16(r.LIDEnd))
-	b = append(b, 0, 0, bit(r.Generic, 1), bit(r.Subscribe, 1))
+	b = append(b, 0, 0, wire.Bit(r.Generic, 1), wire.Bit(r.Subscribe, 1))
 	b = binary.BigEndian.AppendUint16(b, r.Type)
 	b = binary.BigEndian.AppendUint16(b, uint16(r.Trap))
 	b = binary.BigEndian.AppendUint32(b, uint32(r.QPN)<<8|uint32(r.ResponseTime&31))
@@ -90,7 +90,7 @@ func (r *InformInfo) UnmarshalBinary(b []byte) error {
 		LIDBegin: ib.LID(binary.BigEndian.Uint16(b[16:])), LIDEnd: ib.LID(binary.BigEndian.Uint16(b[18:])),
 		Generic: b[22] == 1, Subscribe: b[23] == 1,
 		Type: binary.BigEndian.Uint16(b[24:]), Trap: Trap(binary.BigEndian.Uint16(b[26:])),
-		QPN: ib.QPN(v >> 8), ResponseTime: ib.Timeout(v & 31), Producer: u24(b[33:]),
+		QPN: ib.QPN(v >> 8), ResponseTime: ib.Timeout(v & 31), Producer: wire.Uint24(b[33:]),
 	}
 	return nil
 }
@@ -123,10 +123,10 @@ func (Notice) isRecord()  {}
 
 // AppendBinary appends the NoticeLen octets of r to b. The error is always nil.
 func (r Notice) AppendBinary(b []byte) ([]byte, error) {
-	b = binary.BigEndian.AppendUint32(b, uint32(bit(r.Generic, 0x80)|r.Type&0x7f)<<24|r.Producer&0xffffff)
+	b = binary.BigEndian.AppendUint32(b, uint32(wire.Bit(r.Generic, 0x80)|r.Type&0x7f)<<24|r.Producer&0xffffff)
 	b = binary.BigEndian.AppendUint16(b, uint16(r.Trap))
 	b = binary.BigEndian.AppendUint16(b, uint16(r.IssuerLID))
-	b = binary.BigEndian.AppendUint16(b, uint16(bit(r.Toggle, 0x80))<<8|r.Count&0x7fff)
+	b = binary.BigEndian.AppendUint16(b, uint16(wire.Bit(r.Toggle, 0x80))<<8|r.Count&0x7fff)
 	b = append(b, r.Details[:]...)
 	return append(b, r.IssuerGID[:]...), nil
 }
@@ -138,7 +138,7 @@ func (r *Notice) UnmarshalBinary(b []byte) error {
 	}
 	count := binary.BigEndian.Uint16(b[8:])
 	*r = Notice{
-		Generic: b[0]&0x80 != 0, Type: b[0] & 0x7f, Producer: u24(b[1:]),
+		Generic: b[0]&0x80 != 0, Type: b[0] & 0x7f, Producer: wire.Uint24(b[1:]),
 		Trap: Trap(binary.BigEndian.Uint16(b[4:])), IssuerLID: ib.LID(binary.BigEndian.Uint16(b[6:])),
 		Toggle: count&0x8000 != 0, Count: count & 0x7fff,
 		Details: [detailsLen]byte(b[10:64]), IssuerGID: ib.GID(b[64:80]),

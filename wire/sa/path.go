@@ -76,8 +76,8 @@ func (r PathRecord) AppendBinary(b []byte) ([]byte, error) {
 	b = append(b, r.SGID[:]...)
 	b = binary.BigEndian.AppendUint16(b, uint16(r.DLID))
 	b = binary.BigEndian.AppendUint16(b, uint16(r.SLID))
-	b = binary.BigEndian.AppendUint32(b, uint32(bit(r.Raw, 0x80))<<24|r.FlowLabel<<12>>4|uint32(r.HopLimit))
-	b = append(b, r.TrafficClass, bit(r.Reversible, 0x80)|r.Numb&0x7f)
+	b = binary.BigEndian.AppendUint32(b, uint32(wire.Bit(r.Raw, 0x80))<<24|r.FlowLabel<<12>>4|uint32(r.HopLimit))
+	b = append(b, r.TrafficClass, wire.Bit(r.Reversible, 0x80)|r.Numb&0x7f)
 	b = binary.BigEndian.AppendUint16(b, uint16(r.PKey))
 	b = binary.BigEndian.AppendUint16(b, r.QoSClass<<4|uint16(r.SL&15))
 	b = append(b, selected(r.MTUSelector, uint8(r.MTU)), selected(r.RateSelector, uint8(r.Rate)),

@@ -162,13 +162,3 @@ func record[R Record, P interface {
 	}
 	return r, nil
 }
-
-func u24(b []byte) uint32 { _ = b[2]; return uint32(b[0])<<16 | uint32(b[1])<<8 | uint32(b[2]) }
-
-// bit returns v if set, else 0.
-func bit(set bool, v byte) byte {
-	if set {
-		return v
-	}
-	return 0
-}

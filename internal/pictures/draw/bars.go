@@ -87,7 +87,7 @@ func (c Bars) SVG() string {
 		bottom += 26 + float64(len(g.Bars))*(bar+gap) + 8
 	}
 	for _, v := range marks {
-		p.Line(at(v), top, at(v), bottom, 1, rule, "")
+		p.Line(at(v), top, at(v), bottom, 1, rule)
 		p.Text(at(v), bottom+18, "small faint middle", strconv.FormatFloat(v, 'f', decimals, 64))
 	}
 	y := top
@@ -103,9 +103,9 @@ func (c Bars) SVG() string {
 			p.Rect(left, y, max(1, b.Value*scale), bar, 2, fill, "none")
 			if b.High > b.Low {
 				mid := y + bar/2
-				p.Line(at(b.Low), mid, at(b.High), mid, 1.5, ink, "")
-				p.Line(at(b.Low), mid-4, at(b.Low), mid+4, 1.5, ink, "")
-				p.Line(at(b.High), mid-4, at(b.High), mid+4, 1.5, ink, "")
+				p.Line(at(b.Low), mid, at(b.High), mid, 1.5, ink)
+				p.Line(at(b.Low), mid-4, at(b.Low), mid+4, 1.5, ink)
+				p.Line(at(b.High), mid-4, at(b.High), mid+4, 1.5, ink)
 			}
 			p.Text(width-right+14, y+15, "small", b.Label)
 			y += bar + gap

@@ -105,21 +105,25 @@ func (r Report) group(title string, c BenchChart, mtu int, words *string) BarGro
 
 // StressSVG draws all variants of a test from a report of make stress. It returns "" if there are none.
 func StressSVG(r Report, c BenchChart) string {
-	chart := Bars{Title: c.Title, Axis: c.Axis}
 	words, seen := "", map[string]bool{}
+	var groups []BarGroup
 	for _, s := range r.Series {
 		if s.Test != c.Test || s.Family != "IPv6" || seen[s.Variant] {
 			continue
 		}
 		seen[s.Variant] = true
 		c.Variant = s.Variant
-		chart.Groups = append(chart.Groups, r.group(s.Variant, c, s.MTU, &words))
+		groups = append(groups, r.group(s.Variant, c, s.MTU, &words))
 	}
-	if len(chart.Groups) == 0 {
+	return r.chart(c, groups, words)
+}
+
+// chart draws groups of bars; words are their values. It returns "" if there are none.
+func (r Report) chart(c BenchChart, groups []BarGroup, words string) string {
+	if len(groups) == 0 {
 		return ""
 	}
-	chart.Desc, chart.Foot = c.Axis+", medians."+words, r.foot()
-	return chart.SVG()
+	return Bars{Title: c.Title, Axis: c.Axis, Desc: c.Axis + ", medians." + words, Foot: r.foot(), Groups: groups}.SVG()
 }
 
 // StressCharts are the charts of a report of make stress, by the name of the picture.
@@ -134,18 +138,18 @@ var StressCharts = map[string]BenchChart{
 
 // BenchSVG draws one chart of a report.
 func BenchSVG(r Report, c BenchChart) (string, error) {
-	chart := Bars{Title: c.Title, Axis: c.Axis}
 	words := ""
+	var groups []BarGroup
 	for _, mtu := range []int{9000, 1500} {
 		if g := r.group(fmt.Sprintf("Underlay MTU %d, IPv6", mtu), c, mtu, &words); len(g.Bars) > 0 {
-			chart.Groups = append(chart.Groups, g)
+			groups = append(groups, g)
 		}
 	}
-	if len(chart.Groups) == 0 {
+	svg := r.chart(c, groups, words)
+	if svg == "" {
 		return "", fmt.Errorf("%s, %s was not measured", c.Test, c.Variant)
 	}
-	chart.Desc, chart.Foot = c.Axis+", medians."+words, r.foot()
-	return chart.SVG(), nil
+	return svg, nil
 }
 
 // foot returns a note on how the figures were made.

@@ -128,7 +128,7 @@ func (p *Picture) plot(panel Panel, seconds, x, y, w, h float64) {
 	marks, _ := ticks(cmp.Or(high, 1), 4)
 	scale := (bottom - top) / marks[len(marks)-1]
 	for _, v := range marks {
-		p.Line(left, bottom-v*scale, right, bottom-v*scale, 1, rule, "")
+		p.Line(left, bottom-v*scale, right, bottom-v*scale, 1, rule)
 		p.Text(left-8, bottom-v*scale+4, "small faint end", unit(v, panel.Unit))
 	}
 	at := func(s float64) float64 { return left + s/seconds*(right-left) }
@@ -192,20 +192,21 @@ func (p *Picture) legend(panel Panel, x, y, w float64) {
 
 // unit prints a value in one of Grafana's units.
 func unit(v float64, u string) string {
-	switch u {
-	case "bool_on_off":
-		return map[bool]string{true: "On", false: "Off"}[v != 0]
-	case "bool_yes_no":
-		return map[bool]string{true: "Yes", false: "No"}[v != 0]
-	case "Bps":
-		return prefixed(v) + "B/s"
-	case "pps":
-		return prefixed(v) + "p/s"
-	case "ops":
-		return prefixed(v) + "/s"
+	if rate := rates[u]; rate != "" {
+		return prefixed(v) + rate
+	}
+	if words, ok := switches[u]; ok {
+		return words[v != 0]
 	}
 	return strconv.FormatFloat(v, 'g', 3, 64)
 }
+
+// rates and switches are Grafana's units that are not printed as plain numbers.
+var (
+	rates    = map[string]string{"Bps": "B/s", "pps": "p/s", "ops": "/s"}
+	switches = map[string]map[bool]string{
+		"bool_on_off": {true: "On", false: "Off"}, "bool_yes_no": {true: "Yes", false: "No"}}
+)
 
 // prefixed prints v with three digits and the prefix of a thousand, a million or more.
 func prefixed(v float64) string {

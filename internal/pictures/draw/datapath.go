@@ -69,10 +69,10 @@ func DataPathSVG() string {
 		p.Arrow(x, 271, x, 295, ink)
 	}
 	for _, x := range []float64{715, 721} {
-		p.Line(x, 268, x, 386, 1.5, ink, "")
+		p.Line(x, 268, x, 386, 1.5, ink)
 	}
-	p.Line(715, 386, 710, 386, 1.5, ink, "")
-	p.Line(721, 386, 726, 386, 1.5, ink, "")
+	p.Line(715, 386, 710, 386, 1.5, ink)
+	p.Line(721, 386, 726, 386, 1.5, ink)
 	p.Arrow(718, 203, 718, 179, ink)
 	p.Arrow(467, 483, 557, 483, blue)
 	p.Arrow(557, 497, 467, 497, teal)

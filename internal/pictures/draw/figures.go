@@ -1,6 +1,7 @@
 package draw
 
 import (
+	"cmp"
 	"fmt"
 	"strings"
 	"time"
@@ -36,11 +37,8 @@ func FiguresTable(r Report) (string, error) {
 	for _, f := range figures {
 		b.WriteString("| " + f.text + " |")
 		for _, mtu := range []int{9000, 1500} {
-			than := f.than
-			if than == "" {
-				than = f.variant
-			}
-			ratio, ok := Ratio(r.find(f.test, f.variant, mtu, "RC"), r.find(f.test, than, mtu, f.of))
+			ratio, ok := Ratio(r.find(f.test, f.variant, mtu, "RC"),
+				r.find(f.test, cmp.Or(f.than, f.variant), mtu, f.of))
 			if !ok {
 				return "", fmt.Errorf("%s, %s at %d was not measured beside %s", f.test, f.variant, mtu, f.of)
 			}

@@ -1,6 +1,7 @@
 package draw
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -18,10 +19,7 @@ type Package struct {
 func byLayer(all []Package) []Package {
 	sorted := slices.Clone(all)
 	slices.SortFunc(sorted, func(a, b Package) int {
-		if a.Layer != b.Layer {
-			return b.Layer - a.Layer
-		}
-		return strings.Compare(a.Dir, b.Dir)
+		return cmp.Or(b.Layer-a.Layer, strings.Compare(a.Dir, b.Dir))
 	})
 	return sorted
 }
@@ -62,7 +60,7 @@ func LayersSVG(all []Package) string {
 		case pkg.Layer != layer:
 			if layer >= 0 {
 				y += h + gap + 8
-				p.Line(20, y-6, width-20, y-6, 1, rule, "")
+				p.Line(20, y-6, width-20, y-6, 1, rule)
 			}
 			layer, x = pkg.Layer, left
 			y += 2
@@ -117,7 +115,7 @@ func ImportsSVG(all []Package) string {
 			p.Rect(20, y, width-40, cell, 0, "#f6f8fa", "none")
 		}
 		if i > 0 && pkg.Layer != sorted[i-1].Layer {
-			p.Line(20, y, width-20, y, 1, "#9aa7b4", "")
+			p.Line(20, y, width-20, y, 1, "#9aa7b4")
 		}
 	}
 	for i, pkg := range sorted {
@@ -135,7 +133,7 @@ func ImportsSVG(all []Package) string {
 		}
 		if i > 0 && pkg.Layer != sorted[i-1].Layer {
 			edge := float64(left + (n-i)*cell)
-			p.Line(edge, top, edge, float64(top+n*cell), 1, "#9aa7b4", "")
+			p.Line(edge, top, edge, float64(top+n*cell), 1, "#9aa7b4")
 		}
 	}
 	return p.SVG(float64(top+n*cell) + 20)

@@ -1,6 +1,7 @@
 package draw
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"strings"
@@ -85,17 +86,16 @@ func SequenceSVG(title, desc string, s Sequence) string {
 	p := New(seqWidth, title, desc)
 	p.Text(20, 30, "title", title)
 	at := [2]float64{seqA, seqB}
-	y := 56.0
-	steps, height := New(seqWidth, "", ""), 0.0 // drawn upon the lifelines
-	top := y + 34
-	y = top + 14
+	steps := New(seqWidth, "", "") // drawn upon the lifelines
+	top := 90.0
+	y := top + 14
 	from, up := [2]float64{top, top}, [2]bool{}
 	life := func(i int, to float64) {
 		thick, colour := 1.5, rule
 		if up[i] {
 			thick, colour = 4, teal
 		}
-		p.Line(at[i], from[i], at[i], to, thick, colour, "")
+		p.Line(at[i], from[i], at[i], to, thick, colour)
 		from[i] = to
 	}
 	for _, st := range s.Steps {
@@ -105,15 +105,14 @@ func SequenceSVG(title, desc string, s Sequence) string {
 		}
 		y += steps.step(st, at, y)
 	}
-	height = y + 20
-	life(0, height-14)
-	life(1, height-14)
+	life(0, y+6)
+	life(1, y+6)
 	for i, name := range s.Ends {
 		p.Rect(at[i]-110, top-32, 220, 28, 5, ink, ink)
 		p.Text(at[i], top-13, "bold light middle", name)
 	}
 	p.body.WriteString(steps.body.String())
-	return p.SVG(height)
+	return p.SVG(y + 20)
 }
 
 // step draws one step at y and returns its height.
@@ -125,7 +124,7 @@ func (p *Picture) step(st Step, at [2]float64, y float64) float64 {
 		return p.state(st, at[st.From], y)
 	}
 	x1, x2 := at[st.From], at[1-st.From]
-	head, rest := firstClause(st.Text)
+	head, rest, _ := strings.Cut(st.Text, ", ") // the kind of the message, and its fields
 	mid, colour := (x1+x2)/2, blue
 	if strings.HasPrefix(head, "REJ") {
 		colour = amber
@@ -136,18 +135,13 @@ func (p *Picture) step(st Step, at [2]float64, y float64) float64 {
 		x2 = mid + 0.6*(x2-mid)
 		p.Text(x2, y2+5, "bold middle", "×")
 	}
-	p.Arrow(x1+4*sign(x2-x1), y2, x2-4*sign(x2-x1), y2, colour)
+	gap := 4 * float64(cmp.Compare(x2, x1)) // beside the lifelines
+	p.Arrow(x1+gap, y2, x2-gap, y2, colour)
 	if rest == "" {
 		return 34
 	}
 	p.Text(mid, y2+15, "small faint middle", rest)
 	return 48
-}
-
-// firstClause splits the text of a message into its kind and its fields.
-func firstClause(s string) (head, rest string) {
-	head, rest, _ = strings.Cut(s, ", ")
-	return head, rest
 }
 
 // note writes the text of a Note into the margin beside the lifeline of its end, and returns its height.

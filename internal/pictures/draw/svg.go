@@ -8,6 +8,7 @@
 package draw
 
 import (
+	"cmp"
 	"encoding/xml"
 	"fmt"
 	"strconv"
@@ -46,9 +47,9 @@ text{font-family:sans-serif;font-size:13px;fill:` + ink + `}
 // A Picture is an SVG in the making. Its methods draw from the back to the front, in
 // units of a pixel from the upper left corner.
 type Picture struct {
-	width, height float64
-	title, desc   string
-	body          strings.Builder
+	width       float64
+	title, desc string
+	body        strings.Builder
 }
 
 // New begins a picture of the given width. [Picture.SVG] gives it its height.
@@ -74,26 +75,20 @@ func (p *Picture) Rect(x, y, w, h, round float64, fill, stroke string) {
 		number(x), number(y), number(w), number(h), number(round), fill, stroke)
 }
 
-// Line draws a straight line. dash is its pattern of dashes; "" means a solid line.
-func (p *Picture) Line(x1, y1, x2, y2, thick float64, stroke, dash string) {
-	fmt.Fprintf(&p.body, "<path d=\"M%s %sL%s %s\" fill=\"none\" stroke=%q stroke-width=%q", number(x1), number(y1),
+// Line draws a straight line.
+func (p *Picture) Line(x1, y1, x2, y2, thick float64, stroke string) {
+	fmt.Fprintf(&p.body, "<path d=\"M%s %sL%s %s\" fill=\"none\" stroke=%q stroke-width=%q/>\n", number(x1), number(y1),
 		number(x2), number(y2), stroke, number(thick))
-	if dash != "" {
-		fmt.Fprintf(&p.body, " stroke-dasharray=%q", dash)
-	}
-	p.body.WriteString("/>\n")
 }
 
 // Curve draws a line through points, x and y in turn.
 func (p *Picture) Curve(points []float64, thick float64, stroke string) {
-	p.body.WriteString("<polyline points=\"")
+	var pairs []string
 	for i := 0; i+1 < len(points); i += 2 {
-		if i > 0 {
-			p.body.WriteByte(' ')
-		}
-		p.body.WriteString(number(points[i]) + "," + number(points[i+1]))
+		pairs = append(pairs, number(points[i])+","+number(points[i+1]))
 	}
-	fmt.Fprintf(&p.body, "\" fill=\"none\" stroke=%q stroke-width=%q stroke-linejoin=\"round\"/>\n", stroke, number(thick))
+	fmt.Fprintf(&p.body, "<polyline points=%q fill=\"none\" stroke=%q stroke-width=%q stroke-linejoin=\"round\"/>\n",
+		strings.Join(pairs, " "), stroke, number(thick))
 }
 
 // Dot draws a small disc.
@@ -103,21 +98,11 @@ func (p *Picture) Dot(x, y, r float64, fill string) {
 
 // Arrow draws a line with a head at its end, along one axis.
 func (p *Picture) Arrow(x1, y1, x2, y2 float64, stroke string) {
-	p.Line(x1, y1, x2, y2, 1.5, stroke, "")
+	p.Line(x1, y1, x2, y2, 1.5, stroke)
 	const l, h = 8, 4
-	dx, dy := sign(x2-x1), sign(y2-y1)
+	dx, dy := float64(cmp.Compare(x2, x1)), float64(cmp.Compare(y2, y1))
 	fmt.Fprintf(&p.body, "<path d=\"M%s %sL%s %sL%s %sZ\" fill=%q/>\n", number(x2), number(y2),
 		number(x2-l*dx+h*dy), number(y2-l*dy+h*dx), number(x2-l*dx-h*dy), number(y2-l*dy-h*dx), stroke)
-}
-
-func sign(v float64) float64 {
-	switch {
-	case v > 0:
-		return 1
-	case v < 0:
-		return -1
-	}
-	return 0
 }
 
 // Text writes a line of text whose base line is at y, with the given classes of style.
@@ -134,7 +119,6 @@ func (p *Picture) Text(x, y float64, class, s string) {
 
 // SVG returns the text of the picture with the given height.
 func (p *Picture) SVG(height float64) string {
-	p.height = height
 	var b strings.Builder
 	fmt.Fprintf(&b, "<svg xmlns=\"http://www.w3.org/2000/svg\" width=%q height=%q viewBox=\"0 0 %s %s\" role=\"img\""+
 		" aria-labelledby=\"t d\">\n", number(p.width), number(height), number(p.width), number(height))

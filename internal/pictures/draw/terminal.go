@@ -37,7 +37,6 @@ func TerminalSVG(title, desc string, lines []string, columns int) string {
 
 // fold breaks a line into parts of at most columns characters, at a blank if one is near the end of a part.
 func fold(line string, columns int) (parts []string) {
-	indent := ""
 	for utf8.RuneCountInString(line) > columns {
 		runes := []rune(line)
 		cut := columns
@@ -48,8 +47,7 @@ func fold(line string, columns int) (parts []string) {
 			}
 		}
 		parts = append(parts, string(runes[:cut]))
-		indent = "    "
-		line = indent + strings.TrimLeft(string(runes[cut:]), " ")
+		line = "    " + strings.TrimLeft(string(runes[cut:]), " ")
 	}
 	return append(parts, line)
 }

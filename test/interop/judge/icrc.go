@@ -16,32 +16,17 @@ func RoCE(frame []byte) (ip []byte, headers int, ok bool) {
 		return nil, 0, false
 	}
 	ip = frame[14:]
-	switch binary.BigEndian.Uint16(frame[12:]) {
-	case 0x0800:
-		if len(ip) < 28 || ip[9] != 17 {
-			return nil, 0, false
-		}
-		n := int(binary.BigEndian.Uint16(ip[2:]))
-		if n > len(ip) {
-			return nil, 0, false
-		}
-		ip, headers = ip[:n], int(ip[0]&15)*4
-	case 0x86dd:
-		if len(ip) < 48 || ip[6] != 17 {
-			return nil, 0, false
-		}
-		n := 40 + int(binary.BigEndian.Uint16(ip[4:]))
-		if n > len(ip) {
-			return nil, 0, false
-		}
-		ip, headers = ip[:n], 40
-	default:
+	total := 0
+	switch typ := binary.BigEndian.Uint16(frame[12:]); {
+	case typ == 0x0800 && len(ip) >= 28 && ip[9] == 17:
+		total, headers = int(binary.BigEndian.Uint16(ip[2:])), int(ip[0]&15)*4
+	case typ == 0x86dd && len(ip) >= 48 && ip[6] == 17:
+		total, headers = 40+int(binary.BigEndian.Uint16(ip[4:])), 40
+	}
+	if total > len(ip) || total < headers+8+12+4 || binary.BigEndian.Uint16(ip[headers+2:]) != 4791 {
 		return nil, 0, false
 	}
-	if len(ip) < headers+8+12+4 || binary.BigEndian.Uint16(ip[headers+2:]) != 4791 {
-		return nil, 0, false
-	}
-	return ip, headers + 8, true
+	return ip[:total], headers + 8, true
 }
 
 // CheckICRC returns an error if a RoCEv2 packet does not carry the ICRC that

@@ -27,6 +27,20 @@ func (a apt) run(ctx context.Context, dir, program string, args ...string) (stri
 	return output(ctx, dir, program, append(slices.Clone(a), args...)...)
 }
 
+// unpack downloads pkg to tmp and unpacks it into the directory to. It installs nothing.
+func (a apt) unpack(ctx context.Context, tmp, pkg, to string) error {
+	if _, err := a.run(ctx, tmp, "apt-get", "-q", "download", pkg); err != nil {
+		return err
+	}
+	debs, _ := filepath.Glob(filepath.Join(tmp, pkg+"_*.deb"))
+	if len(debs) != 1 {
+		return fmt.Errorf("apt-get download %s left %d packages", pkg, len(debs))
+	}
+	defer os.Remove(debs[0])
+	_, err := output(ctx, tmp, "dpkg-deb", "-x", debs[0], to)
+	return err
+}
+
 var dependsLine = regexp.MustCompile(`Depends: (linux-image-\S+)`)
 
 // dependency returns the package with the kernel on which pkg, a package without files, depends.

@@ -13,11 +13,13 @@ func WithPrograms(ctx context.Context, img *Image, dir string, programs ...strin
 	for _, p := range programs {
 		r.program(p)
 	}
-	if r.err != nil {
-		return nil, r.err
-	}
-	extra, whole := filepath.Join(dir, "extra"), filepath.Join(dir, "initrd")
-	if err := pack(r.root, extra); err != nil {
+	return img.with(r, filepath.Join(dir, "initrd"))
+}
+
+// with returns a copy of img that also has the files of r. The archive of the copy is whole.
+func (img *Image) with(r *tree, whole string) (*Image, error) {
+	extra := r.root + ".cpio"
+	if err := r.pack(extra); err != nil {
 		return nil, err
 	}
 	// The kernel unpacks one archive after another.

@@ -2,6 +2,7 @@ package vm
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"debug/elf"
@@ -11,6 +12,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -145,11 +147,19 @@ func Open(ctx context.Context, series string) (*Image, error) {
 	return img, nil
 }
 
-func checkTools() error {
-	for _, t := range tools {
+// require returns a [MissingError] for the first of the programs that is not installed.
+func require(programs [][2]string) error {
+	for _, t := range programs {
 		if _, err := exec.LookPath(t[0]); err != nil {
 			return &MissingError{t[1], t[0] + " is not installed"}
 		}
+	}
+	return nil
+}
+
+func checkTools() error {
+	if err := require(tools); err != nil {
+		return err
 	}
 	if len(providerFiles()) != 2 {
 		return &MissingError{"ibverbs-providers", "the rxe driver of libibverbs is not installed"}
@@ -240,54 +250,33 @@ func build(ctx context.Context, tmp, pkg string, from apt, daemon, cache string)
 		return fmt.Errorf("compile peer.c: %w\n%s", err, out)
 	}
 	r.program(peer)
-	if r.err != nil {
-		return r.err
-	}
-	return pack(root, filepath.Join(img, "initrd"))
+	return r.pack(filepath.Join(img, "initrd"))
 }
 
 // cachedKernel returns the unpacked kernel package pkg from the cache. Images share it.
 func cachedKernel(ctx context.Context, pkg string, from apt, cache, tmp string) (*kernel, error) {
-	dir := filepath.Join(cache, pkg)
-	if _, err := os.Stat(dir); err != nil {
-		if _, err := fetchKernel(ctx, pkg, from, tmp); err != nil {
-			return nil, err
-		}
-		if err := os.Rename(filepath.Join(tmp, "kernel"), dir); err != nil {
-			return nil, err
-		}
+	k := &kernel{version: strings.TrimPrefix(pkg, "linux-image-"), dir: filepath.Join(cache, pkg)}
+	if _, err := os.Stat(k.dir); err == nil {
+		return k, nil
 	}
-	return &kernel{version: strings.TrimPrefix(pkg, "linux-image-"), dir: dir}, nil
-}
-
-func pack(root, file string) error {
-	f, err := os.Create(file)
-	if err != nil {
-		return err
+	fresh := filepath.Join(tmp, "kernel")
+	if err := from.unpack(ctx, tmp, pkg, fresh); err != nil {
+		return nil, err
 	}
-	w := bufio.NewWriter(f)
-	c := cpio{w: w}
-	if err := c.tree(root); err != nil {
-		return err
+	if _, err := output(ctx, tmp, "depmod", "-b", fresh, k.version); err != nil {
+		return nil, err
 	}
-	return errors.Join(c.end(), w.Flush(), f.Close())
+	return k, os.Rename(fresh, k.dir)
 }
 
 // prune removes the oldest images until keep are left. It never removes newest.
 func prune(cache, newest string) {
 	dirs, _ := filepath.Glob(filepath.Join(cache, "image-*"))
-	for len(dirs) > keep {
-		oldest := -1
-		for i, d := range dirs {
-			if d == newest {
-				continue
-			}
-			if oldest < 0 || modTime(d) < modTime(dirs[oldest]) {
-				oldest = i
-			}
-		}
-		os.RemoveAll(dirs[oldest])
-		dirs = append(dirs[:oldest], dirs[oldest+1:]...)
+	excess := len(dirs) - keep
+	dirs = slices.DeleteFunc(dirs, func(d string) bool { return d == newest })
+	slices.SortStableFunc(dirs, func(a, b string) int { return cmp.Compare(modTime(a), modTime(b)) })
+	for _, d := range dirs[:max(0, excess)] {
+		os.RemoveAll(d)
 	}
 }
 
@@ -331,13 +320,9 @@ func (t *tree) text(b []byte, to string, mode os.FileMode) {
 
 // file copies a file of the host. It follows links.
 func (t *tree) file(from, to string) {
-	if t.err != nil {
-		return
-	}
-	b, err := os.ReadFile(from)
-	if err != nil {
-		t.err = err
-		return
+	var b []byte
+	if t.err == nil {
+		b, t.err = os.ReadFile(from)
 	}
 	t.text(b, to, 0o755)
 }
@@ -346,6 +331,23 @@ func (t *tree) link(target, name string) {
 	if t.err == nil {
 		t.err = os.Symlink(target, filepath.Join(t.root, name))
 	}
+}
+
+// pack makes file an archive of the tree.
+func (t *tree) pack(file string) error {
+	if t.err != nil {
+		return t.err
+	}
+	f, err := os.Create(file)
+	if err != nil {
+		return err
+	}
+	w := bufio.NewWriter(f)
+	c := cpio{w: w}
+	if err := c.tree(t.root); err != nil {
+		return err
+	}
+	return errors.Join(c.end(), w.Flush(), f.Close())
 }
 
 // program copies a program and its libraries.
@@ -362,12 +364,8 @@ func (t *tree) libraries(path string) {
 		return
 	}
 	out, err := output(t.ctx, "", "ldd", path)
-	if err != nil && static(path) {
-		return
-	}
-	if err != nil {
+	if err != nil && !static(path) {
 		t.err = err
-		return
 	}
 	for _, m := range ldLine.FindAllStringSubmatch(out, -1) {
 		if _, err := os.Stat(filepath.Join(t.root, m[1])); err != nil {

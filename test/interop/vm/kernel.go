@@ -50,27 +50,6 @@ func findKernel(ctx context.Context, series, cache string) (pkg string, from apt
 	return pkg, from, err
 }
 
-// fetchKernel downloads and unpacks pkg below dir. It is never installed.
-func fetchKernel(ctx context.Context, pkg string, from apt, dir string) (*kernel, error) {
-	k := &kernel{version: strings.TrimPrefix(pkg, "linux-image-"), dir: filepath.Join(dir, "kernel")}
-	if err := os.MkdirAll(k.dir, 0o755); err != nil {
-		return nil, err
-	}
-	if _, err := from.run(ctx, dir, "apt-get", "-q", "download", pkg); err != nil {
-		return nil, err
-	}
-	debs, _ := filepath.Glob(filepath.Join(dir, pkg+"_*.deb"))
-	if len(debs) != 1 {
-		return nil, fmt.Errorf("apt-get download %s left %d packages", pkg, len(debs))
-	}
-	defer os.Remove(debs[0])
-	if _, err := output(ctx, dir, "dpkg-deb", "-x", debs[0], k.dir); err != nil {
-		return nil, err
-	}
-	_, err := output(ctx, dir, "depmod", "-b", k.dir, k.version)
-	return k, err
-}
-
 // vmlinux writes the ELF kernel from the compressed image to file. Otherwise the guest
 // would unpack it, which costs seconds in emulation.
 func (k *kernel) vmlinux(ctx context.Context, file string) error {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"os"
 	"slices"
@@ -176,11 +177,7 @@ func (s *Segment) remove(p *port) {
 	defer s.mu.Unlock()
 	if i := slices.Index(s.ports, p); i >= 0 {
 		s.ports = slices.Delete(s.ports, i, i+1)
-		for m, q := range s.macs {
-			if q == p {
-				delete(s.macs, m)
-			}
-		}
+		maps.DeleteFunc(s.macs, func(_ [6]byte, q *port) bool { return q == p })
 		close(p.queue)
 		p.end.Close()
 	}

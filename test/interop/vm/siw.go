@@ -39,10 +39,8 @@ const siwVersion = "1"
 
 // WithSIW returns a copy of img that also has the modules in /lib/siw.
 func WithSIW(ctx context.Context, img *Image) (*Image, error) {
-	for _, t := range slices.Concat(sourceTools, siwTools) {
-		if _, err := exec.LookPath(t[0]); err != nil {
-			return nil, &MissingError{t[1], t[0] + " is not installed"}
-		}
+	if err := require(slices.Concat(sourceTools, siwTools)); err != nil {
+		return nil, err
 	}
 	so, _ := filepath.Glob("/usr/lib/*-linux-gnu/libibverbs/libsiw-rdmav*.so")
 	if len(so) != 1 {
@@ -79,25 +77,17 @@ func WithSIW(ctx context.Context, img *Image) (*Image, error) {
 			return nil, err
 		}
 	}
-	root := filepath.Join(tmp, "root")
-	if err := fillSIWRoot(ctx, k, root, dir, so[0]); err != nil {
+	out, err := img.with(siwRoot(ctx, k, filepath.Join(tmp, "root"), dir, so[0]), filepath.Join(tmp, "initrd"))
+	if err != nil {
 		return nil, err
 	}
-	extra := filepath.Join(tmp, "extra")
-	if err := pack(root, extra); err != nil {
-		return nil, err
-	}
-	// The kernel unpacks one archive after another.
-	whole := filepath.Join(tmp, "initrd")
-	if err := concat(whole, img.Initrd, extra); err != nil {
-		return nil, err
-	}
-	out := filepath.Join(dir, "initrd")
-	return &Image{Kernel: img.Kernel, Initrd: out, series: img.series}, os.Rename(whole, out)
+	whole := out.Initrd
+	out.Initrd = filepath.Join(dir, "initrd")
+	return out, os.Rename(whole, out.Initrd)
 }
 
-// fillSIWRoot puts the modules of dir, libibverbs' driver so and the programs into root.
-func fillSIWRoot(ctx context.Context, k *kernel, root, dir, so string) error {
+// siwRoot returns a tree at root with the modules of dir, libibverbs' driver so and the programs.
+func siwRoot(ctx context.Context, k *kernel, root, dir, so string) *tree {
 	r := &tree{ctx: ctx, root: root}
 	for name := range SIWVariants {
 		r.file(filepath.Join(dir, name+".ko"), "lib/siw/"+name+".ko")
@@ -109,14 +99,15 @@ func fillSIWRoot(ctx context.Context, k *kernel, root, dir, so string) error {
 		path, _ := exec.LookPath(p)
 		r.program(path)
 	}
-	if r.err != nil {
-		return r.err
-	}
 	crc, _ := filepath.Glob(filepath.Join(k.dir, "lib/modules", k.version, "kernel/lib/libcrc32c.ko*"))
-	if len(crc) != 1 {
-		return errors.New("the kernel has no libcrc32c")
+	switch {
+	case r.err != nil:
+	case len(crc) != 1:
+		r.err = errors.New("the kernel has no libcrc32c")
+	default:
+		r.err = k.copyModule(ctx, crc[0], filepath.Join(root, "lib/siw", filepath.Base(crc[0])))
 	}
-	return k.copyModule(ctx, crc[0], filepath.Join(root, "lib/siw", filepath.Base(crc[0])))
+	return r
 }
 
 func concat(to string, from ...string) error {
@@ -125,17 +116,19 @@ func concat(to string, from ...string) error {
 		return err
 	}
 	for _, f := range from {
-		r, err := os.Open(f)
-		if err != nil {
-			return errors.Join(err, w.Close())
-		}
-		_, err = io.Copy(w, r)
-		_ = r.Close()
-		if err != nil {
-			return errors.Join(err, w.Close())
-		}
+		err = errors.Join(err, copyFile(w, f))
 	}
-	return w.Close()
+	return errors.Join(err, w.Close())
+}
+
+func copyFile(w io.Writer, from string) error {
+	r, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	_, err = io.Copy(w, r)
+	return err
 }
 
 // buildSIW makes the modules in out, and temporary files in tmp.

@@ -7,11 +7,8 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"ipoibcm/test/interop/guest"
 )
@@ -29,10 +26,8 @@ var ErrNoSoftIB = errors.New("the soft InfiniBand port is made of the Soft-RoCE 
 // which some calls are renamed so that they reach functions of our own. It makes the copy in
 // the caller's directory dir.
 func WithSoftIB(ctx context.Context, img *Image, dir string) (*Image, error) {
-	for _, t := range sourceTools {
-		if _, err := exec.LookPath(t[0]); err != nil {
-			return nil, &MissingError{t[1], t[0] + " is not installed"}
-		}
+	if err := require(sourceTools); err != nil {
+		return nil, err
 	}
 	ko, err := softIB(ctx, img)
 	if err != nil {
@@ -40,31 +35,17 @@ func WithSoftIB(ctx context.Context, img *Image, dir string) (*Image, error) {
 	}
 	r := &tree{ctx: ctx, root: filepath.Join(dir, "softib-root")}
 	r.file(ko, SoftIBModule)
-	if r.err != nil {
-		return nil, r.err
-	}
-	extra, whole := filepath.Join(dir, "softib-extra"), filepath.Join(dir, "softib-initrd")
-	if err := pack(r.root, extra); err != nil {
-		return nil, err
-	}
-	return &Image{Kernel: img.Kernel, Initrd: whole, series: img.series}, concat(whole, img.Initrd, extra)
+	return img.with(r, filepath.Join(dir, "softib-initrd"))
 }
 
 // softIB returns the path of the module for the kernel of img. It builds the module once and keeps it in
 // the cache.
 func softIB(ctx context.Context, img *Image) (string, error) {
-	cache, err := Cache()
-	if err != nil {
-		return "", err
-	}
-	lock, err := os.OpenFile(filepath.Join(cache, "lock"), os.O_CREATE|os.O_RDWR, 0o644)
+	cache, lock, err := lockCache()
 	if err != nil {
 		return "", err
 	}
 	defer lock.Close()
-	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
-		return "", fmt.Errorf("lock %s: %w", lock.Name(), err)
-	}
 	pkg, from, err := findKernel(ctx, img.series, cache)
 	if err != nil {
 		return "", err

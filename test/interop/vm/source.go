@@ -2,7 +2,6 @@ package vm
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -36,14 +35,7 @@ func unpackSource(ctx context.Context, k *kernel, from apt, cache, tmp string) (
 	fresh := filepath.Join(tmp, "source")
 	for _, pkg := range []string{"linux-headers-" + k.version, "linux-headers-" + abi + "-common", kbuild,
 		"linux-source-" + series} {
-		if _, err := from.run(ctx, tmp, "apt-get", "-q", "download", pkg); err != nil {
-			return nil, err
-		}
-		debs, _ := filepath.Glob(filepath.Join(tmp, pkg+"_*.deb"))
-		if len(debs) != 1 {
-			return nil, fmt.Errorf("apt-get download %s left %d packages", pkg, len(debs))
-		}
-		if _, err := output(ctx, tmp, "dpkg-deb", "-x", debs[0], fresh); err != nil {
+		if err := from.unpack(ctx, tmp, pkg, fresh); err != nil {
 			return nil, err
 		}
 	}

@@ -7,6 +7,7 @@ package vm
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -86,13 +87,9 @@ func Boot(ctx context.Context, img *Image, c Config) (*VM, error) {
 	if c.NoRXE {
 		rxe = 0
 	}
-	memory := c.Memory
-	if memory == 0 {
-		memory = 512
-	}
 	v.cmd = exec.Command("timeout", "-k", "1", lifetime, "qemu-system-x86_64", "-M", "pc", "-accel",
 		"tcg,thread=multi,tb-size=256", "-cpu", "max",
-		"-m", fmt.Sprint(memory), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+		"-m", fmt.Sprint(cmp.Or(c.Memory, 512)), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
 		"-kernel", img.Kernel, "-initrd", img.Initrd,
 		// The clock's rate is given because measuring it in emulation fails now and then.
 		"-append",

@@ -40,7 +40,7 @@ func (e Echo) AppendBinary(b []byte) ([]byte, error) {
 		typ = echo4
 		// The sequence number is also the identification, so fragments of several echoes do not
 		// mix.
-		b = appendV4Header(b, e, ttl, n)
+		b = ip.AppendV4Header(b, e.Src, e.Dst, ip.ProtoICMP, ttl, e.Seq, e.DF, n)
 	} else {
 		b = ip.AppendV6Header(b, e.Src, e.Dst, ip.ProtoICMPv6, ttl, n)
 	}
@@ -55,19 +55,4 @@ func (e Echo) AppendBinary(b []byte) ([]byte, error) {
 	}
 	binary.BigEndian.PutUint16(b[start+2:], sum)
 	return b, nil
-}
-
-// appendV4Header appends the header for n octets of ICMP.
-func appendV4Header(b []byte, e Echo, ttl uint8, n int) []byte {
-	start, flags := len(b), byte(0)
-	if e.DF {
-		flags = 0x40
-	}
-	b = append(b, 0x45, 0)
-	b = binary.BigEndian.AppendUint16(b, uint16(ip.V4HeaderLen+n))
-	b = binary.BigEndian.AppendUint16(b, e.Seq)
-	b = append(b, flags, 0, ttl, ip.ProtoICMP, 0, 0)
-	b = append(append(b, e.Src.AsSlice()...), e.Dst.AsSlice()...)
-	binary.BigEndian.PutUint16(b[start+10:], ip.Checksum(b[start:]))
-	return b
 }

@@ -127,9 +127,7 @@ func icrc(packet []byte) (sum uint32, field []byte, err error) {
 		return 0, nil, &wire.ShortError{What: "RoCE packet", Need: roce.BTHLen + roce.ICRCLen, Have: len(payload)}
 	}
 	var head [8 + ipv6Len + udpLen + roce.BTHLen]byte
-	for i := range 8 {
-		head[i] = 0xff // in the place of the LRH
-	}
+	binary.BigEndian.PutUint64(head[:], ^uint64(0)) // in the place of the LRH
 	n := h.Len() + roce.BTHLen
 	b := head[8 : 8+n]
 	copy(b, packet)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -115,9 +116,13 @@ func sink(addr string) error {
 	}
 }
 
-// flood sends datagrams at a rate that the other end may not keep up with, for floodTime, and prints
+// flood sends datagrams at a rate in Mb/s that the other end may not keep up with, for floodTime, and prints
 // how many octets it sent.
-func flood(addr string, size, mbps int) error {
+func flood(addr string, size int, rate string) error {
+	mbps, err := strconv.Atoi(rate)
+	if err != nil {
+		return err
+	}
 	c, err := net.Dial("udp", addr)
 	if err != nil {
 		return err

@@ -55,37 +55,27 @@ func run(args []string) error {
 			return err
 		}
 	}
-	switch args[0] {
-	case "ping":
-		return ping(args[1], args[2:])
-	case "listen":
-		return listen(args[1])
-	case "send":
-		return send(args[1], n)
-	case "echo":
-		return echo(args[1])
-	case "hear":
-		return hear(args[1], args[2])
-	case "say":
-		return say(args[1], n, args[3])
-	case "sink":
-		return sink(args[1])
-	case "flood":
-		rate, err := strconv.Atoi(args[3])
-		if err != nil {
-			return err
-		}
-		return flood(args[1], n, rate)
-	case "get":
-		return get(args[1], args[2])
-	case "outside":
-		return outside(args[1])
-	case "wireguard":
-		return tunnel(args[1], n)
-	case "exchange":
-		return exchange(args[1], n)
+	do := commands[args[0]]
+	if do == nil {
+		return fmt.Errorf("no such command: %s", args[0])
 	}
-	return fmt.Errorf("no such command: %s", args[0])
+	return do(args[1], n, args[2:])
+}
+
+// commands take the first argument, the second as a number (0 if it is none), and all but the first.
+var commands = map[string]func(first string, n int, more []string) error{
+	"ping":      func(addr string, _ int, sizes []string) error { return ping(addr, sizes) },
+	"listen":    func(addr string, _ int, _ []string) error { return listen(addr) },
+	"send":      func(addr string, n int, _ []string) error { return send(addr, n) },
+	"echo":      func(addr string, _ int, _ []string) error { return echo(addr) },
+	"hear":      func(addr string, _ int, more []string) error { return hear(addr, more[0]) },
+	"say":       func(addr string, n int, more []string) error { return say(addr, n, more[1]) },
+	"sink":      func(addr string, _ int, _ []string) error { return sink(addr) },
+	"flood":     func(addr string, n int, more []string) error { return flood(addr, n, more[1]) },
+	"get":       func(socket string, _ int, more []string) error { return get(socket, more[0]) },
+	"outside":   func(device string, _ int, _ []string) error { return outside(device) },
+	"wireguard": func(device string, n int, _ []string) error { return tunnel(device, n) },
+	"exchange":  func(addr string, n int, _ []string) error { return exchange(addr, n) },
 }
 
 func ping(addr string, sizes []string) error {
