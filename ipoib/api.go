@@ -282,7 +282,7 @@ type (
 		Kind NoteKind
 		Peer encap.LinkAddr // flags zero; zero if none is concerned
 		Addr netip.Addr     // IP address concerned, if any
-		Conn nexthop.Conn       // connection concerned, if any
+		Conn nexthop.Conn   // connection concerned, if any
 		Text string
 		// Report is the kind of event that an operator should find in the log; zero for all else.
 		Report Report
