@@ -129,7 +129,7 @@ func (r *scripted) command(ts *testscript.TestScript, _ bool, args []string) {
 	}
 	c := exec.Command(program, args...)
 	c.Dir = dir
-	c.Env = append(os.Environ(), "COLUMNS=")
+	c.Env = append(os.Environ(), "COLUMNS="+ts.Getenv("COLUMNS"))
 	var out, errs bytes.Buffer
 	c.Stdout, c.Stderr = &out, &errs
 	_, _ = h.Output(c)
