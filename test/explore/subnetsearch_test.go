@@ -406,7 +406,6 @@ var unprintedSubnet = map[string]string{
 	"simsm.Subnet.Options":  "fixed",
 	"simsm.Subnet.Stats":    "statistics",
 	"simsm.Subnet.rnd":      "nothing is left to chance",
-	"simsm.Subnet.seq":      "numbers only",
 	"simsm.Subnet.inbox":    "taken at once",
 	"simsm.Subnet.lastTID":  "numbers only",
 	"simsm.Port.subnet":     "whose it is",
