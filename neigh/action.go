@@ -41,9 +41,6 @@ type Changed struct {
 	Old, New encap.LinkAddr
 }
 
-// FlagsOnly reports whether the interface is the same and only offers other modes.
-func (c Changed) FlagsOnly() bool { return c.Old.Key() == c.New.Key() }
-
 // Expired says that a neighbour is no longer known.
 type Expired struct {
 	IP       netip.Addr
@@ -58,7 +55,7 @@ type ExpireReason uint8
 const (
 	ExpireUnused      ExpireReason = iota + 1 // stale and unused for StaleTime
 	ExpireUnreachable                         // did not answer its probes
-	ExpireForgotten                           // Forget, ForgetLink or Flush
+	ExpireForgotten                           // ForgetLink or Flush
 	ExpireEvicted                             // another entry took its place, or SetPolicy lowered the bound
 	ExpireOwn                                 // the address is now one of ours
 )

@@ -15,7 +15,7 @@ const (
 	DropNoSource                 // no own address of that family to ask from
 	DropNotUnicast               // the next hop is no address that a neighbour can have
 	DropOwnAddress               // the next hop is our own address
-	DropForgotten                // Forget, ForgetLink or Flush while waiting
+	DropForgotten                // ForgetLink or Flush while waiting
 
 	DropMalformed    // not decodable, wrong checksum, hop limit not 255, ...
 	DropReflected    // our own link-layer address as sender

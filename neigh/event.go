@@ -35,14 +35,10 @@ type Recall struct {
 // their confirmation has aged.
 type Used struct{ IP netip.Addr }
 
-// Confirmed says that neighbour IP demonstrably received something lately: an RC
-// acknowledgement, a REP, forward progress of TCP (RFC 4861 section 7.3.1).
-type Confirmed struct{ IP netip.Addr }
-
-// ConfirmedLink is Confirmed for every neighbour with this link-layer address, flags ignored. It
-// proves that the interface is there, but not that the interface has the IP address. So it counts
-// only for two reachable times after the neighbour last answered itself, or its link-layer address
-// was set.
+// ConfirmedLink says that this link-layer address, flags ignored, demonstrably received something
+// lately: an RC acknowledgement, a REP (RFC 4861 section 7.3.1). It proves that the interface is
+// there, but not that the interface has the IP address. So it counts only for two reachable times
+// after the neighbour last answered itself, or its link-layer address was set.
 type ConfirmedLink struct{ LinkAddr encap.LinkAddr }
 
 // DoubtedLink says that nothing came back from this link-layer address, flags ignored: the retries
@@ -51,10 +47,6 @@ type ConfirmedLink struct{ LinkAddr encap.LinkAddr }
 // announcement of another address may have been lost. It also detects duplicates anew for each
 // duplicate own address that this host was the last to claim.
 type DoubtedLink struct{ LinkAddr encap.LinkAddr }
-
-// Forget drops the entry of IP, whatever its state; packets that wait for it come back in Discard.
-// The next Resolve asks again.
-type Forget struct{ IP netip.Addr }
 
 // ForgetLink drops every entry with this link-layer address, flags ignored: the address is out of
 // date, because a REJ 8 named another UD QPN, or its host is not allowed any more. As after
@@ -157,12 +149,6 @@ func (ev Used) step(t *Table) {
 	}
 }
 
-func (ev Confirmed) step(t *Table) {
-	if e := t.entries[plain(ev.IP)]; e != nil && e.state.Known() {
-		t.confirm(e)
-	}
-}
-
 func (ev ConfirmedLink) step(t *Table) {
 	for _, e := range t.at(ev.LinkAddr) {
 		t.confirmLink(e)
@@ -174,12 +160,6 @@ func (ev DoubtedLink) step(t *Table) {
 		t.doubt(e)
 	}
 	t.releasedBy(ev.LinkAddr)
-}
-
-func (ev Forget) step(t *Table) {
-	if e := t.entries[plain(ev.IP)]; e != nil {
-		t.remove(e, ExpireForgotten, DropForgotten)
-	}
 }
 
 func (ev ForgetLink) step(t *Table) {

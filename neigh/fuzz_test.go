@@ -156,10 +156,8 @@ func fuzzEvent(i int, k, x byte, rest []byte) Event {
 	case 1:
 		return Used{ip}
 	case 2:
-		return Confirmed{ip}
-	case 3:
-		return Forget{ip}
-	case 4:
+		return ConfirmedLink{link}
+	case 3, 4:
 		return ForgetLink{link}
 	case 8:
 		return AddrAdded{netip.PrefixFrom(ip, 24)}

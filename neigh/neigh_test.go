@@ -91,7 +91,7 @@ func TestAnswers(t *testing.T) {
 			expect.MustEqual(t, p.SenderIP, ip1, "flags %v: SenderIP", flags)
 			expect.MustEqual(t, p.Target, hosts["B"], "flags %v: Target", flags)
 			expect.MustEqual(t, p.TargetIP, ip2, "flags %v: TargetIP", flags)
-			tab.Step(nil, t0, Confirmed{ip2})
+			tab.Step(nil, t0, ConfirmedLink{hosts["B"]})
 		}
 		b, _ = nd.NewNS(ll2, ll1, hosts["B"]).AppendBinary(nil)
 		got := sent(tab.Step(nil, t0, RecvND{From: hosts["B"].Key(), Payload: b}))
@@ -178,7 +178,7 @@ func testFlood(t *testing.T, always bool) {
 				}
 			}
 		}
-		tab.Step(nil, now, Confirmed{ip2})
+		tab.Step(nil, now, ConfirmedLink{hosts["B"]})
 	}
 	n := tab.Counters()
 	// 4755-8-1
@@ -319,21 +319,30 @@ func TestHearsay(t *testing.T) {
 	now := time.Unix(1000, 0)
 	step := func(ev Event) { tab.Step(nil, now, ev) }
 	step(AddrAdded{netip.MustParsePrefix("10.0.0.1/8")})
-	claim := func(i int) netip.Addr {
+	claimAt := func(link encap.LinkAddr, i int) netip.Addr {
 		a := netip.AddrFrom4([4]byte{10, 1, byte(i >> 8), byte(i)})
-		b, err := arp.NewRequest(other, a, netip.MustParseAddr("10.0.0.1")).AppendBinary(nil)
+		b, err := arp.NewRequest(link, a, netip.MustParseAddr("10.0.0.1")).AppendBinary(nil)
 		if err != nil {
 			t.Fatal(err)
 		}
-		step(RecvARP{From: other.Key(), Payload: b})
+		step(RecvARP{From: link.Key(), Payload: b})
+		return a
+	}
+	claim := func(i int) netip.Addr { return claimAt(other, i) }
+	// prove confirms a neighbour that is alone at its link-layer address.
+	prove := func(i int) netip.Addr {
+		link := other
+		link.QPN += ib.QPN(1 + i)
+		a := claimAt(link, i)
+		step(ConfirmedLink{link})
 		return a
 	}
 	var proven []netip.Addr
 	for i := range 6 {
-		proven = append(proven, claim(i))
 		if i%2 == 0 {
-			step(Confirmed{proven[i]})
+			proven = append(proven, prove(i))
 		} else {
+			proven = append(proven, claim(i))
 			step(Resolve{IP: proven[i], Packet: []byte{0x45}})
 		}
 	}
@@ -354,12 +363,12 @@ func TestHearsay(t *testing.T) {
 	}
 	// With many that are proven, unknown sources have what is left.
 	for i := range 10 {
-		step(Confirmed{claim(5000 + i)})
+		prove(5000 + i)
 	}
 	if n := len(tab.Neighbors()); n != 16 {
 		t.Errorf("%d neighbours of 16", n)
 	}
-	step(Confirmed{claim(6000)}) // the table is full of proven ones: the one unused for longest goes
+	prove(6000) // the table is full of proven ones: the one unused for longest goes
 	if n := len(tab.Neighbors()); n != 16 {
 		t.Errorf("%d neighbours of 16", n)
 	}
@@ -519,10 +528,11 @@ func TestSetPolicy(t *testing.T) {
 		return step(RecvARP{From: link.Key(), Payload: b})
 	}
 	used := netip.AddrFrom4([4]byte{10, 1, 0, 0})
-	for i := range 30 {
+	claim(hosts["B'"], 0) // the only one there
+	for i := 1; i < 30; i++ {
 		claim(other, i)
 	}
-	step(Confirmed{used})
+	step(ConfirmedLink{hosts["B'"]})
 	step(SetPolicy{MaxNeighbors: 16})
 	if got, want := len(tab.Neighbors()), 9; got != want { // half of 16 are hearsay
 		t.Errorf("%d neighbours after the bound went down, want %d", got, want)
@@ -538,7 +548,7 @@ func TestSetPolicy(t *testing.T) {
 		t.Errorf("%v moved as soon as somebody said so, want none", moved)
 	}
 	now = now.Add(10 * time.Second)
-	step(Confirmed{used})
+	step(ConfirmedLink{hosts["B'"]})
 	now = now.Add(2 * time.Second)
 	step(SetPolicy{MaxNeighbors: 16, AcceptAlways: true})
 	if moved := claim(hosts["C"], 0); !slices.Equal(moved, []netip.Addr{used}) {

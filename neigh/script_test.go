@@ -30,7 +30,7 @@ import (
 //	Incomplete   answer for us                    Reachable   Resolved, Deliver...
 //	Incomplete   any other claim, packets wait    Delay       Resolved, Deliver...
 //	Reachable    reachable time over              Stale
-//	known        Confirmed, answer for us         Reachable   (Changed)
+//	known        ConfirmedLink, answer for us     Reachable   (Changed)
 //	known        claim with another address       Probe       unicast query to the old one
 //	known        the same with AcceptAlways       Stale       Changed
 //	Probe *      answer or word of the old one    Delay       Refused
@@ -44,7 +44,7 @@ import (
 //	Failed       Resolve later, or after Probe    Incomplete  query
 //	Failed       any claim                        as from Incomplete
 //	Failed       failed time over                 -
-//	any          Forget, ForgetLink, Flush        -           Expired if known, Discard...
+//	any          ForgetLink, Flush                -           Expired if known, Discard...
 //
 // A star stands for a Probe that a claim has led to.
 //
@@ -179,8 +179,6 @@ func (s *scene) do(f []string) (lines []string) {
 		ev = Insist{addr(1)}
 	case "used":
 		ev = Used{addr(1)}
-	case "confirmed":
-		ev = Confirmed{addr(1)}
 	case "confirmlink":
 		ev = ConfirmedLink{hosts[f[1]]}
 	case "doubtlink":
@@ -191,8 +189,6 @@ func (s *scene) do(f []string) (lines []string) {
 			h[addr(i)] = hosts[f[i+1]]
 		}
 		ev = SetHints{h}
-	case "forget":
-		ev = Forget{addr(1)}
 	case "forgetlink":
 		ev = ForgetLink{hosts[f[1]]}
 	case "flush":
@@ -322,7 +318,7 @@ func (s *scene) print(as []Action) (lines []string) {
 			l = fmt.Sprintf("resolved %s %s", a.IP, hostName(a.LinkAddr))
 		case Changed:
 			l = fmt.Sprintf("changed %s %s to %s", a.IP, hostName(a.Old), hostName(a.New))
-			if a.FlagsOnly() {
+			if a.Old.Key() == a.New.Key() {
 				l += " flags only"
 			}
 		case Expired:

@@ -10,8 +10,3 @@ const protocolTCP = 6
 // RDMAIP returns the service ID of a TCP port under the RDMA IP CM service (IBA
 // annex A11): where a program that uses librdmacm listens.
 func RDMAIP(port uint16) ID { return baseRDMAIP | protocolTCP<<16 | ID(port) }
-
-// ParseRDMAIP returns the TCP port of id, if it is a service ID of [RDMAIP].
-func ParseRDMAIP(id ID) (port uint16, ok bool) {
-	return uint16(id), id&^0xffff == RDMAIP(0)
-}
