@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"cmp"
 	"context"
 	"net"
 	"net/netip"
@@ -15,6 +16,7 @@ import (
 // provider of p.
 func DialRoCE(ctx context.Context, p *rdmacm.Port, remote netip.Addr, port uint16, opt Options) (*End, error) {
 	opt.RPC.Client = true
+	opt.Peer = cmp.Or(opt.Peer, netip.AddrPortFrom(remote, port).String())
 	e, err := New(opt)
 	if err != nil {
 		return nil, err
@@ -84,7 +86,8 @@ func DialIWARP(ctx context.Context, dev *softiwarp.Device, dial func(context.Con
 	return e, nil
 }
 
-// AcceptIWARP accepts the MPA request that arrives on conn. It sets Opt.Provider to dev.
+// AcceptIWARP accepts the MPA request that arrives on conn. It sets Opt.Provider to dev. No command of
+// this repository serves RPC over iWARP; AcceptIWARP is the other half of DialIWARP for programs that do.
 func AcceptIWARP(ctx context.Context, dev *softiwarp.Device, conn net.Conn, opt Options) (*End, error) {
 	opt.Provider = dev
 	e, err := New(opt)

@@ -157,9 +157,7 @@ func (e *End) do(a rpcrdma.Action) {
 			close(e.ready)
 		}
 	case rpcrdma.Learned:
-		if e.opt.Learned != nil {
-			e.opt.Learned(a)
-		}
+		e.opt.Versions.learn(e.opt.Peer, a)
 	case rpcrdma.Close:
 		go e.end(a.Err) // end locks mu, which is held here
 	}

@@ -1,6 +1,7 @@
 package transport
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
@@ -28,8 +29,10 @@ type Options struct {
 	// Pause is how long a client over iWARP waits between the connection and its first message:
 	// Linux's siw overlooks what arrives while it is busy with its accept.
 	Pause time.Duration
-	// Learned gets what the machine has learned of the peer's version. Nil discards it.
-	Learned func(rpcrdma.Learned)
+	// Versions remembers the peers' versions, for all clients that share it. Peer is the name of this peer
+	// there; DialRoCE has its address and port for a name if Peer is empty.
+	Versions *Versions
+	Peer     string
 	// Closed, if it is not nil, is called with the reason when the connection has ended.
 	Closed func(error)
 }
@@ -115,6 +118,11 @@ func New(opt Options) (*End, error) {
 	var xid [4]byte
 	_, _ = rand.Read(xid[:]) // never fails
 	opt.RPC.XID = rpcrdma.XID(binary.BigEndian.Uint32(xid[:]))
+	start, err := opt.Versions.start(opt.Peer)
+	if err != nil {
+		return nil, err
+	}
+	opt.RPC.Start = cmp.Or(start, opt.RPC.Start)
 	m, err := rpcrdma.NewConn(opt.RPC)
 	if err != nil {
 		return nil, err

@@ -291,28 +291,29 @@ func result2(t *testing.T) func(Reply, error) []byte {
 // A client that offers version two meets a server of version one only.
 func TestVersionOneServer(t *testing.T) {
 	each(t, func(t *testing.T, join func(*testing.T, Options, Options) (*End, *End)) {
-		var mu sync.Mutex
-		var learned []rpcrdma.Learned
-		c, _ := join(t, Options{Learned: func(l rpcrdma.Learned) {
-			mu.Lock()
-			defer mu.Unlock()
-			learned = append(learned, l)
-		}, RPC: rpcrdma.Options{Program: program,
-			ProgVersion: 1}}, Options{RPC: rpcrdma.Options{MaxVersion: rpcrdma.Version1}, Serve: serve})
-		select {
-		case <-c.Ready():
-		case <-within(t).Done():
-			t.Fatal("the version is not settled")
-		}
-		if i := c.Info(); i.Version != rpcrdma.Version1 || i.Refused != rpcrdma.Version2 {
-			t.Errorf("%+v", i)
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		if len(learned) != 1 || learned[0] != (rpcrdma.Learned{Version: rpcrdma.Version1}) {
-			t.Errorf("learned %+v", learned)
+		versions := new(Versions)
+		for i, refused := range []rpcrdma.Version{rpcrdma.Version2, 0} { // asked by version two once only
+			c, _ := join(t, Options{Versions: versions, Peer: "server", RPC: rpcrdma.Options{Program: program, ProgVersion: 1}},
+				Options{RPC: rpcrdma.Options{MaxVersion: rpcrdma.Version1}, Serve: serve})
+			select {
+			case <-c.Ready():
+			case <-within(t).Done():
+				t.Fatalf("connection %d: the version is not settled", i)
+			}
+			expect.Equal(t, c.Info().Version, rpcrdma.Version1, "version")
+			expect.Equal(t, c.Info().Refused, refused, "refused version")
 		}
 	})
+}
+
+// A peer without a version in common is not asked again soon.
+func TestNoVersion(t *testing.T) {
+	versions := new(Versions)
+	versions.learn("server", rpcrdma.Learned{})
+	_, err := versions.start("server")
+	expect.Equal(t, err, ErrNoVersion, "error")
+	_, err = versions.start("another")
+	expect.Equal(t, err, nil, "error")
 }
 
 // More calls at once than there are credits: all are answered.
