@@ -94,7 +94,7 @@ func (w *world) packetIn(b []byte) *packet {
 		}
 	case 6:
 		if v := ip.V6(b); len(b) >= 48 && v.NextHeader() == proto {
-			return w.packets[binary.BigEndian.Uint64(v.Payload())]
+			return w.packets[binary.BigEndian.Uint64(v[ip.V6HeaderLen:])]
 		}
 	}
 	return nil

@@ -237,9 +237,9 @@ func (k *kernel) receive(b []byte, c *conn) {
 		}
 		switch p.NextHeader() {
 		case 58:
-			k.answered(b, p.Payload()[8:])
+			k.answered(b, p[ip.V6HeaderLen+8:])
 		case proto:
-			k.h.delivered(p.Payload(), b, c)
+			k.h.delivered(p[ip.V6HeaderLen:], b, c)
 		default:
 			w.fatalf("%s: next header %d arrived, which nobody sent", k.h.name(), p.NextHeader())
 		}
@@ -276,7 +276,7 @@ func (k *kernel) answered(b, quoted []byte) {
 
 // fragment puts an IPv4 packet together again.
 func (k *kernel) fragment(p ip.V4) {
-	key := fragKey{p.Src(), p.Dst(), p.ID()}
+	key := fragKey{p.Src(), p.Dst(), binary.BigEndian.Uint16(p[4:])}
 	f := k.frags[key]
 	if f == nil {
 		if len(k.frags) > 1000 {

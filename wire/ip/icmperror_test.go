@@ -82,7 +82,7 @@ func checkError6(t *testing.T, name string, b []byte, err error, src string, ori
 	if err != nil || err2 != nil {
 		t.Fatalf("%s: %v, %v: %x", name, err, err2, b)
 	}
-	m := p.Payload()
+	m := p[V6HeaderLen:]
 	if len(p) != 1280 {
 		t.Errorf("%s: %d octets, want 1280", name, len(p))
 	}

@@ -103,9 +103,6 @@ func AsV4(b []byte) (V4, error) {
 // HeaderLen returns the length of the header with its options, in octets.
 func (p V4) HeaderLen() int { return int(p[0]&15) * 4 }
 
-// ID returns the identification.
-func (p V4) ID() uint16 { return binary.BigEndian.Uint16(p[4:]) }
-
 // DF reports whether "don't fragment" is set.
 func (p V4) DF() bool { return p[6]&0x40 != 0 }
 
@@ -114,9 +111,6 @@ func (p V4) MF() bool { return p[6]&0x20 != 0 }
 
 // FragOffset returns the offset of this fragment in octets.
 func (p V4) FragOffset() int { return int(binary.BigEndian.Uint16(p[6:])&0x1fff) * 8 }
-
-// TTL returns the time to live.
-func (p V4) TTL() uint8 { return p[8] }
 
 // Protocol returns the protocol number.
 func (p V4) Protocol() uint8 { return p[9] }
@@ -163,9 +157,6 @@ func (p V6) Src() netip.Addr { return netip.AddrFrom16([16]byte(p[8:24])) }
 
 // Dst returns the destination address.
 func (p V6) Dst() netip.Addr { return netip.AddrFrom16([16]byte(p[24:40])) }
-
-// Payload returns what follows the 40-octet header, extension headers included.
-func (p V6) Payload() []byte { return p[V6HeaderLen:] }
 
 // maxExtensions bounds the walk over extension headers.
 const maxExtensions = 8
