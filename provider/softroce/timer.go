@@ -90,13 +90,13 @@ func (t *timers) service(now time.Time) (wait time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for e := t.heap.First(); e != nil; e = t.heap.First() {
-		at := e.at
+		at, q := e.at, e.q
 		if wait := at.Sub(now); wait > 0 {
 			return wait
 		}
 		t.heap.Stop(e)
 		t.mu.Unlock()
-		e.q.expire(at, now)
+		q.expire(at, now)
 		t.mu.Lock()
 	}
 	return time.Hour
