@@ -12,6 +12,7 @@ import (
 
 	"ipoibcm/control"
 	"ipoibcm/peercred"
+	"ipoibcm/redact"
 )
 
 // Root and our own user may change things; others, and those whom the kernel does not
@@ -38,7 +39,7 @@ func TestWhoMayChange(t *testing.T) {
 
 // Root and our own user see a document whole; who may only look does not see what protects connections.
 func TestShow(t *testing.T) {
-	for uid, want := range map[int]string{0: "0x8129ab", os.Geteuid(): "0x8129ab", 65534: redacted} {
+	for uid, want := range map[int]string{0: "0x8129ab", os.Geteuid(): "0x8129ab", 65534: redact.Mark} {
 		w := httptest.NewRecorder()
 		r := httptest.NewRequest("GET", control.PathConns, nil).WithContext(peercred.As(t.Context(), uid))
 		show(w, r, control.Conns{Conns: []control.Conn{{LocalQPN: "0x8129ab"}}})

@@ -35,6 +35,7 @@ import (
 	"ipoibcm/mtu"
 	"ipoibcm/neigh"
 	"ipoibcm/nexthop"
+	"ipoibcm/peerrpc/peers"
 	"ipoibcm/tun"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
@@ -189,7 +190,7 @@ type Agent struct {
 	queries    chan func()
 	hub        hub
 	taps       taps
-	peers      peerService
+	peers      *peers.Service
 	members    *members
 	clientIdle time.Duration // idle time of the control socket's clients; zero means [clientIdle]
 	service    service
@@ -212,8 +213,8 @@ func Run(ctx context.Context, opt Options, ready func()) error {
 		queries: make(chan func()),
 	}
 	a.service = a.newService()
-	a.live.changed = make(chan struct{}, 1)
-	a.live.set(opt.Prefixes, opt.PeerAllow, opt.PeerTrust)
+	a.live.setPrefixes(opt.Prefixes)
+	a.peers = a.newPeers()
 	a.members = a.newMembers()
 	return errors.Join(a.run(ctx, ready), opt.Provider.Close())
 }
@@ -253,9 +254,7 @@ func (a *Agent) run(ctx context.Context, ready func()) (err error) {
 	a.hub.close()
 	stopLoop()
 	a.kernel.endNotices()
-	if a.peers.port != nil {
-		a.peers.port.Close()
-	}
+	a.peers.Close()
 	wg.Wait()
 	err = a.closeHost()
 	if cause := context.Cause(ctx); !errors.Is(cause, context.Canceled) {
@@ -337,7 +336,7 @@ func (a *Agent) open() error {
 		return errors.Join(err, a.loop.Close(), a.tun.Close())
 	}
 	a.taps.provider = a.opt.Provider
-	if err := a.openPeers(); err != nil {
+	if err := a.peers.Open(a.link.GID); err != nil {
 		return errors.Join(err, a.kernel.endNotices(), a.host.Close(), a.loop.Close(), a.tun.Close())
 	}
 	return nil
@@ -379,8 +378,8 @@ func (a *Agent) begin(ctx, loopCtx context.Context, wg *sync.WaitGroup, in liste
 	if in.control != nil {
 		part("control socket", func() error { return a.serve(loopCtx, in.control) })
 	}
-	if a.peers.port != nil {
-		part("answer peers", func() error { return a.peers.serve(ctx) })
+	if a.peers.Usable() {
+		part("answer peers", func() error { return a.peers.Serve(ctx) })
 	}
 }
 

@@ -73,6 +73,7 @@ func newAgentOf(t testing.TB, set func(*ipoib.Options)) (*Agent, *stubProvider) 
 		udUse: map[encap.LinkAddr]*ipoib.UDUse{}, groups: map[ib.GID]time.Time{}, queries: make(chan func()),
 	}
 	a.link = encap.LinkAddr{QPN: 0x48, GID: gidA}
+	a.peers = a.newPeers()
 	a.members = a.newMembers()
 	mo := a.machineOptions(p.Port())
 	mo.Rand = rand.New(rand.NewPCG(1, 2))

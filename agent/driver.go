@@ -154,9 +154,7 @@ func stillOpen[T any](ch *<-chan T, ok bool) bool {
 
 // mad passes a MAD to the CM that it is for: that of the peer service, or the machine's.
 func (a *Agent) mad(m *verbs.MAD) {
-	if p := a.peers.port; p != nil && p.Owns(m) {
-		p.MAD(m)
-	} else {
+	if !a.peers.MAD(m) {
 		a.step(ipoib.RecvMAD{MAD: m})
 	}
 }
@@ -228,9 +226,7 @@ func (a *Agent) step(ev ipoib.Event) {
 }
 
 func (a *Agent) verbsEvent(ev verbs.Event) {
-	if a.peers.port != nil {
-		a.peers.port.Event(ev)
-	}
+	a.peers.Event(ev)
 	handle, known := a.byQPN[ev.QPN]
 	switch ev.Kind {
 	case verbs.QPFatal:

@@ -150,7 +150,7 @@ func (a *Agent) tidy(d *hostnet.Device) error {
 	if _, err := d.RemoveOurs(); err != nil {
 		return fmt.Errorf("remove routes of the process before: %w", err)
 	}
-	want := append(slices.Clone(a.live.lists().prefixes), netip.PrefixFrom(ip.LinkLocal(a.link.GID), 64))
+	want := append(slices.Clone(a.live.prefixes()), netip.PrefixFrom(ip.LinkLocal(a.link.GID), 64))
 	for _, p := range a.before().Prefixes {
 		if slices.Contains(want, p) {
 			continue
@@ -236,7 +236,7 @@ func (a *Agent) state() handover.State {
 	port := a.opt.Provider.Port()
 	s := handover.State{Name: a.opt.Name, Underlay: port.UnderlayIf, Link: a.link, GUID: port.GUID,
 		PKey: a.opt.pkey(), QKey: cmp.Or(a.opt.QKey, ib.QKeyIPoIB),
-		Proven: a.tun.Proven(), Prefixes: slices.Clone(a.live.lists().prefixes), Memory: a.m.Memory()}
+		Proven: a.tun.Proven(), Prefixes: slices.Clone(a.live.prefixes()), Memory: a.m.Memory()}
 	for _, x := range a.m.Status().Addrs {
 		if x.Ours && !slices.Contains(s.Prefixes, x.Prefix) {
 			s.Prefixes = append(s.Prefixes, x.Prefix)

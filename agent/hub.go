@@ -144,8 +144,8 @@ func (a *Agent) note(n ipoib.Note) {
 		e.Fields["conn"] = strconv.FormatUint(uint64(n.Conn), 10)
 	}
 	a.hub.publish(e)
-	a.peers.events.add(e)
-	a.peers.learn(n)
+	a.peers.Record(e)
+	a.peers.Learn(n)
 	switch fields := []any{"kind", n.Kind, "peer", e.Peer, "ip", e.Fields["ip"], "detail", n.Text}; {
 	case n.Report == ipoib.NoReport:
 		a.log.Debug("event", fields...)

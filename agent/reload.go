@@ -43,38 +43,18 @@ type Plan struct {
 
 // liveSettings holds the live settings that not only the driver reads.
 type liveSettings struct {
-	reloading sync.Mutex // one at a time
-	now       atomic.Pointer[liveLists]
-	changed   chan struct{} // holds one token when allow or trust have changed
+	reloading sync.Mutex                     // one at a time
+	now       atomic.Pointer[[]netip.Prefix] // the addresses of the interface
 }
 
-// liveLists are the addresses of the interface, PeerAllow and PeerTrust.
-type liveLists struct{ prefixes, allow, trust []netip.Prefix }
+func (l *liveSettings) setPrefixes(p []netip.Prefix) { l.now.Store(&p) }
 
-func (l *liveSettings) set(prefixes, allow, trust []netip.Prefix) {
-	l.now.Store(&liveLists{prefixes, allow, trust})
-	wake(l.changed)
-}
-
-// lists returns the lists in force; empty ones before set was called.
-func (l *liveSettings) lists() liveLists {
+// prefixes returns the addresses in force; none before setPrefixes was called.
+func (l *liveSettings) prefixes() []netip.Prefix {
 	if now := l.now.Load(); now != nil {
 		return *now
 	}
-	return liveLists{}
-}
-
-// await waits until somebody may ask us if some is set, else until nobody may, or until ctx ends.
-func (l *liveSettings) await(ctx context.Context, some bool) {
-	for ctx.Err() == nil {
-		if now := l.lists(); (len(now.allow)+len(now.trust) > 0) == some {
-			return
-		}
-		select {
-		case <-l.changed:
-		case <-ctx.Done():
-		}
-	}
+	return nil
 }
 
 // reload reads the configuration anew and applies its changes. It only reports them if check is set or if
@@ -119,8 +99,9 @@ func (a *Agent) reload(ctx context.Context, check bool) (control.Reload, error) 
 
 // apply puts settings in force. It runs on the driver's goroutine.
 func (a *Agent) apply(l Live) {
-	old := a.live.lists().prefixes
-	a.live.set(l.Prefixes, l.PeerAllow, l.PeerTrust)
+	old := a.live.prefixes()
+	a.live.setPrefixes(l.Prefixes)
+	a.peers.SetAskers(l.PeerAllow, l.PeerTrust)
 	for _, p := range l.Prefixes { // new ones first: the kernel keeps secondary addresses
 		if !slices.Contains(old, p) {
 			a.do(ipoib.AddAddr{Prefix: p})

@@ -169,12 +169,12 @@ func (a *Agent) prepare(ns netns.NsHandle, name string, up bool) (notes []string
 			return nil, fmt.Errorf("%s: set up: %w", name, err)
 		}
 	}
-	for _, p := range a.live.lists().prefixes {
+	for _, p := range a.live.prefixes() {
 		if err := d.AddAddr(p); err != nil {
 			return nil, fmt.Errorf("%s: add %s: %w", name, p, err)
 		}
 	}
-	for _, p := range a.live.lists().prefixes {
+	for _, p := range a.live.prefixes() {
 		if up && !d.WaitAddr(p.Addr(), addrWithin) {
 			a.log.Warn("the kernel has not made an address usable, going on", "prefix", p, "after", addrWithin)
 		}
@@ -187,7 +187,7 @@ func (a *Agent) prepare(ns netns.NsHandle, name string, up bool) (notes []string
 func (a *Agent) setUpIPv6() {
 	host := a.kernel.host
 	do := []func() error{host.DisableAddrGen, host.IgnoreRAMTU, host.RemoveGenerated}
-	for _, p := range a.live.lists().prefixes {
+	for _, p := range a.live.prefixes() {
 		if p.Addr().Is6() {
 			do = append(do, func() error { return host.AddAddr(p) })
 		}

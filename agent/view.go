@@ -492,11 +492,7 @@ func (a *Agent) allCounters(provider []control.Counter) []control.Counter {
 	lost, leftOut := a.logCounts()
 	of("log")("lines_lost", lost)
 	of("log")("lines_left_out", leftOut)
-	counters.Each(&a.peers.n, of("peers"))
-	if a.peers.port != nil {
-		a.peers.port.Counters(func(name string, v uint64) { of("peers")("cm_"+name, v) })
-		a.peers.counters(func(name string, v uint64) { of("peers")("rpc_"+name, v) })
-	}
+	a.peers.Counters(of("peers"))
 	counters.Each(&host, of("hostnet"))
 	counters.Each(&a.counters, of("agent"))
 	of("agent")("events_lost", a.hub.lost.Load())

@@ -21,9 +21,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"ipoibcm/agent"
 	"ipoibcm/control"
 	"ipoibcm/doctor"
+	"ipoibcm/redact"
 )
 
 // Bounds of a report.
@@ -188,7 +188,7 @@ func reportItems(flags *clientFlags, config string) []reportItem {
 				err = fmt.Errorf("%w: %.200s", err, out)
 			}
 			if words[0] == "journalctl" {
-				out = []byte(agent.Redact(string(out)))
+				out = []byte(redact.Text(string(out)))
 			}
 			return out, err
 		}})
@@ -246,7 +246,7 @@ func reportEventsOf(ctx context.Context, flags *clientFlags) ([]byte, error) {
 	if i := bytes.LastIndexByte(b, '\n'); i >= 0 {
 		b = b[:i+1]
 	}
-	return []byte(agent.Redact(string(b))), err
+	return []byte(redact.Text(string(b))), err
 }
 
 // reportFiles joins small files, each after its name. Those that cannot be read are
@@ -273,7 +273,7 @@ func reportFiles(pattern string) ([]byte, error) {
 func redactJSON(v any) any {
 	switch v := v.(type) {
 	case string:
-		return agent.Redact(v)
+		return redact.Text(v)
 	case []any:
 		for i := range v {
 			v[i] = redactJSON(v[i])

@@ -34,11 +34,12 @@ type layered struct {
 // layers is the table. A package belongs to the longest entry that is a prefix of its
 // directory.
 var layers = []layered{
-	{"cmd/ipoibcmd", 7, shell},
-	{"cmd/ipoibcm-cni", 7, shell},
-	{"internal/lab", 6, shell}, // for the demo and doctor too
-	{"node", 6, shell},
-	{"agent", 6, shell},
+	{"cmd/ipoibcmd", 8, shell},
+	{"cmd/ipoibcm-cni", 8, shell},
+	{"internal/lab", 7, shell}, // for the demo and doctor too
+	{"node", 7, shell},
+	{"agent", 7, shell},
+	{"peerrpc/peers", 6, shell},
 	{"ipoib", 5, pure},
 	{"membership", 1, pure},
 	{"membership/source", 4, edge},
@@ -91,6 +92,7 @@ var layers = []layered{
 	{"eventqueue", 0, pure},
 	{"nexthop", 3, pure},
 	{"rtnl", 0, pure},
+	{"redact", 0, pure},
 }
 
 // testOnly are packages that only tests and tools import, but for those below them that the

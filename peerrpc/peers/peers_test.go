@@ -1,4 +1,4 @@
-package agent
+package peers
 
 import (
 	"context"
@@ -52,7 +52,7 @@ func TestStatusDocument(t *testing.T) {
 
 // What a peer asks is answered as RFC 5531 and RFC 8166 say.
 func TestPeerAnswers(t *testing.T) {
-	var s peerService
+	var s Service
 	s.events.add(control.Event{Text: "first"})
 	ask := func(args []byte, results ...int) (rpcrdma.RPCReply, []byte, rpcrdma.Answer) {
 		t.Helper()
@@ -112,9 +112,9 @@ func TestPeerCounters(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer dev.Close()
-	s := peerService{live: map[*transport.End]struct{}{}, past: map[string]uint64{}}
+	s := Service{live: map[*transport.End]struct{}{}, past: map[string]uint64{}}
 	count := func() (disconnected uint64, all int) {
-		s.counters(func(name string, v uint64) {
+		s.rpcCounters(func(name string, v uint64) {
 			if all++; name == rpcrdma.ReasonDisconnected.String() {
 				disconnected = v
 			}
@@ -149,7 +149,7 @@ func TestPeerCounters(t *testing.T) {
 // A peerPair is a service on 127.0.0.1, and a host that may ask it.
 type peerPair struct {
 	t      *testing.T
-	s      *peerService
+	s      *Service
 	client verbs.Provider
 	port   *rdmacm.Port
 }
@@ -171,14 +171,12 @@ func servePeers(t *testing.T, allow string) *peerPair {
 	}
 	server, sp := open("127.0.0.1")
 	client, cp := open("127.0.0.2")
-	a := &Agent{log: slog.New(slog.DiscardHandler)}
-	a.opt.Provider = server
-	a.live.set(nil, []netip.Prefix{netip.MustParsePrefix(allow)}, nil)
-	s := &peerService{a: a, port: sp, from: map[ib.GID]int{}, live: map[*transport.End]struct{}{},
-		past: map[string]uint64{}}
+	s := New(Options{Provider: server, Allow: []netip.Prefix{netip.MustParsePrefix(allow)},
+		Log: slog.New(slog.DiscardHandler), Publish: func(string, string, *bool) {}})
+	s.port = sp
 	ctx, stop := context.WithCancel(context.Background())
 	served := make(chan error, 1)
-	go func() { served <- s.serve(ctx) }()
+	go func() { served <- s.Serve(ctx) }()
 	t.Cleanup(func() { stop(); <-served })
 	return &peerPair{t, s, client, cp}
 }
@@ -263,7 +261,7 @@ func TestSilentPeer(t *testing.T) {
 // REQs whose senders have not shown that they are where they say take no place. They
 // displace each other, the oldest first, and of one GID its own.
 func TestPeerArrivals(t *testing.T) {
-	s := peerService{from: map[ib.GID]int{}}
+	s := Service{from: map[ib.GID]int{}}
 	gone := func(a *arrival) bool {
 		select {
 		case <-a.displaced:
@@ -311,7 +309,7 @@ func TestPeerArrivals(t *testing.T) {
 
 // Those who ask at a time are bounded, and no peer keeps the others out.
 func TestPeerPlaces(t *testing.T) {
-	s := peerService{from: map[ib.GID]int{}}
+	s := Service{from: map[ib.GID]int{}}
 	taken := 0
 	for g := range byte(8) {
 		for n := range maxEndsEach + 1 {
@@ -364,7 +362,7 @@ func TestRecent(t *testing.T) {
 
 // Who was refused is told why, and does not look for a fault of the underlay.
 func TestPeerHints(t *testing.T) {
-	a, _ := newAgent(t)
+	s := New(Options{})
 	for _, c := range []struct {
 		reason cm.Reason
 		text   string
@@ -380,9 +378,33 @@ func TestPeerHints(t *testing.T) {
 	} {
 		private := make([]byte, rdmacm.MaxRejectData)
 		copy(private, c.text)
-		if got := a.peerHint(&rdmacm.FailedError{Cause: cm.Rejected, Reason: c.reason, Private: private},
+		if got := s.DialHint(&rdmacm.FailedError{Cause: cm.Rejected, Reason: c.reason, Private: private},
 			control.PeerPath{Class: c.class.String()}); !strings.Contains(got, c.want) {
 			t.Errorf("%v %q: %q", c.reason, c.text, got)
+		}
+	}
+}
+
+// Whoever waits for the lists to change is woken, however many wait: one that has nothing to do any more takes
+// nothing from another.
+func TestAskersWakeAll(t *testing.T) {
+	for range 100 {
+		s := New(Options{})
+		ended := make(chan struct{})
+		for range 3 {
+			go func() {
+				s.await(t.Context(), true)
+				ended <- struct{}{}
+			}()
+		}
+		s.SetAskers(nil, nil)
+		s.SetAskers(nil, []netip.Prefix{netip.MustParsePrefix("fe80::/10")})
+		for n := range 3 {
+			select {
+			case <-ended:
+			case <-time.After(10 * time.Second):
+				t.Fatalf("%d of 3 were woken", n)
+			}
 		}
 	}
 }
