@@ -202,9 +202,11 @@ func TestResolutionAmongMany(t *testing.T) {
 			if hints && packets > 3 {
 				t.Errorf("%d members: %.1f packets for a resolution, want 3 at most", n, packets)
 			}
-			// What a busy machine makes slow is some of them, even most; what asks everybody is slow each time.
-			if hints && n <= 1000 && first[0] > 5*time.Millisecond {
-				t.Errorf("%d members: the fastest resolution took %v, want 5ms at most", n, first[0])
+			// What a busy machine makes slow is some of them, even most, and pings that resolve nothing too; what asks
+			// everybody is slow each time.
+			limit := 5*time.Millisecond + 2*next[len(next)/2]
+			if hints && n <= 1000 && first[0] > limit {
+				t.Errorf("%d members: the fastest resolution took %v, want %v at most: 5ms and two pings", n, first[0], limit)
 			}
 		}
 	}
