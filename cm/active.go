@@ -110,14 +110,14 @@ func (m *Manager) recvREP(rep *mad.REP) {
 		m.askPatience(c)
 	case StateMRAREPSent, StateEstablished:
 		m.duplicate(c)
-		m.repeat(c, &c.answer)
+		m.repeat(c)
 	case StateRejected:
 		m.duplicate(c)
 		if c.p.RemoteQPN == 0 { // cancelled or timed out before any REP came
 			m.refuseLateREP(c, rep)
 			return
 		}
-		m.repeat(c, &c.answer)
+		m.repeat(c)
 	default:
 		m.drop(c, DropState, "the connection has ended")
 	}
@@ -183,6 +183,6 @@ func (m *Manager) ready(ev Ready) {
 	m.setState(c, StateEstablished)
 	rtu := mad.RTU{TransactionID: c.tid, LocalCommID: c.p.LocalCommID, RemoteCommID: c.p.RemoteCommID}
 	fill(rtu.PrivateData[:], ev.PrivateData)
-	m.sendAnswer(c, rtu)
+	m.send(c, rtu)
 	m.act(Established{Handle: c.handle, Params: c.p, Active: true})
 }

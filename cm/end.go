@@ -27,7 +27,7 @@ func (m *Manager) refuse(c *conn, reason Reason, ari, private []byte) {
 		return
 	}
 	m.hold(c)
-	m.sendAnswer(c, rej)
+	m.send(c, rej)
 }
 
 // transmitOnce sends msg without keeping it for repeats.

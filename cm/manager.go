@@ -80,14 +80,13 @@ type conn struct {
 	noFailover bool      // the REQ asked for an alternate path
 	doubted    time.Time // when the peer was last challenged
 
-	// msg is sent again when the deadline passes; tries is how often it was.
+	// msg is what we sent last. It is sent again when the peer repeats its own message. If it asks for an
+	// answer, it is sent again when the deadline passes too; tries is how often it was.
 	msg        [verbs.MADLen]byte
 	wait       time.Duration // per try
 	tries      int
 	maxRetries int
 	mras       int // MRAs that the peer sent
-	// answer is sent again if the peer repeats its message.
-	answer [verbs.MADLen]byte
 
 	deadline time.Time
 	seq      uint64 // orders connections with one deadline

@@ -52,12 +52,9 @@ func (m *Manager) repeatedREQ(in *verbs.MAD, c *conn, req *mad.REQ) {
 	case StateREQRcvd: // the user is slow: an MRA asks the peer for patience
 		m.duplicate(c)
 		m.askPatience(c)
-	case StateMRAREQSent, StateRejected:
+	case StateMRAREQSent, StateREPSent, StateMRAREPRcvd, StateRejected:
 		m.duplicate(c)
-		m.repeat(c, &c.answer)
-	case StateREPSent, StateMRAREPRcvd:
-		m.duplicate(c)
-		m.repeat(c, &c.msg)
+		m.repeat(c)
 	case StateTimewait:
 		m.duplicate(c)
 		m.answerREQ(in, req, ReasonStale, c.private)

@@ -25,26 +25,25 @@ func fill(dst, src []byte) {
 // sendUntilAnswered sends msg. The timer sends it again until the state changes or c.maxRetries are
 // used up.
 func (m *Manager) sendUntilAnswered(c *conn, msg mad.Message) {
-	put(&c.msg, msg)
+	m.send(c, msg)
 	c.tries = 0
-	m.transmit(c, &c.msg, msg, false)
 	m.setTimer(c, c.wait)
 }
 
-// sendAnswer sends msg and keeps it, so that repeats of the peer's message get it again.
-func (m *Manager) sendAnswer(c *conn, msg mad.Message) {
-	put(&c.answer, msg)
-	m.transmit(c, &c.answer, msg, false)
+// send sends msg and keeps it, so that repeats of the peer's message get it again.
+func (m *Manager) send(c *conn, msg mad.Message) {
+	put(&c.msg, msg)
+	m.transmit(c, &c.msg, msg, false)
 }
 
-// repeat sends the message in buf once more. If buf is empty we were silent before, and stay so.
-func (m *Manager) repeat(c *conn, buf *[verbs.MADLen]byte) {
-	_, msg, err := mad.Parse(buf[:])
+// repeat sends the last message once more.
+func (m *Manager) repeat(c *conn) {
+	_, msg, err := mad.Parse(c.msg[:])
 	if err != nil {
-		return
+		panic(fmt.Sprintf("cm: a message of ours: %v", err)) // ours
 	}
 	m.counts.retried[attrIndex(msg.Attr())]++
-	m.transmit(c, buf, msg, true)
+	m.transmit(c, &c.msg, msg, true)
 }
 
 // transmit sends a MAD to the peer of c.
@@ -91,7 +90,7 @@ func (m *Manager) sendMRA(c *conn, wait ib.Timeout, private []byte) {
 		m.setState(c, StateMRAREQSent)
 	}
 	fill(mra.PrivateData[:], private)
-	m.sendAnswer(c, mra)
+	m.send(c, mra)
 }
 
 // guidARI returns the ARI of a REJ 4: our CA GUID, by which the peer finds the

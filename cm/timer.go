@@ -62,7 +62,7 @@ func (m *Manager) expire(c *conn) {
 		}
 		c.tries++
 		if c.active || c.state == StateDREQSent || !m.manyHalfOpen() {
-			m.repeat(c, &c.msg)
+			m.repeat(c)
 		}
 		m.setTimer(c, c.wait)
 	case StateREQRcvd, StateMRAREQSent, StateREPRcvd, StateMRAREPSent:
