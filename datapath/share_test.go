@@ -70,7 +70,7 @@ type sharerEnd struct {
 	pkts     [32]engine.Packet
 }
 
-func (e *sharerEnd) SendDone(wc *verbs.WC) {
+func (e *sharerEnd) SendDone(wc verbs.WC) {
 	n := int64(e.s.message(wc.ID))
 	e.s.octets -= n
 	e.s.limit.completed(wc.ID, n, e.s.w.ns())
@@ -84,7 +84,7 @@ func (s *sharer) message(id uint64) int {
 	return s.w.message
 }
 
-func (e *sharerEnd) RecvDone(wc *verbs.WC) {
+func (e *sharerEnd) RecvDone(wc verbs.WC) {
 	e.s.got += int64(wc.ByteLen)
 	if _, err := e.PostRecv([]verbs.RecvWR{{SG: []verbs.SGE{{Buf: e.s.buf}}}}); err != nil {
 		e.s.w.t.Fatal(err)

@@ -117,10 +117,10 @@ func (q *qp) Destroy() error {
 }
 
 // SendDone implements [engine.Sink].
-func (q *qp) SendDone(wc *verbs.WC) { q.sendCQ.add(*wc) }
+func (q *qp) SendDone(wc verbs.WC) { q.sendCQ.add(wc) }
 
 // RecvDone implements [engine.Sink].
-func (q *qp) RecvDone(wc *verbs.WC) { q.recvCQ.add(*wc) }
+func (q *qp) RecvDone(wc verbs.WC) { q.recvCQ.add(wc) }
 
 // Event implements [engine.Sink].
 func (q *qp) Event(ev verbs.Event) { q.p.event(ev) }

@@ -49,12 +49,12 @@ func newCQ(th *thread, depth int) *cq {
 
 // add appends wc. The ring grows when it is full: a completion that is lost would leave a
 // buffer lost for ever. The work requests that can be posted bound its size.
-func (c *cq) add(wc *verbs.WC) {
+func (c *cq) add(wc verbs.WC) {
 	c.mu.Lock()
 	if int(c.tail-c.head) == len(c.ring) {
 		c.grow()
 	}
-	c.ring[c.tail&uint32(len(c.ring)-1)] = *wc
+	c.ring[c.tail&uint32(len(c.ring)-1)] = wc
 	c.tail++
 	c.mu.Unlock()
 	c.pending.Store(true)

@@ -43,10 +43,10 @@ var (
 )
 
 // SendDone implements [engine.Sink].
-func (q *qp) SendDone(wc *verbs.WC) { q.sendCQ.add(wc) }
+func (q *qp) SendDone(wc verbs.WC) { q.sendCQ.add(wc) }
 
 // RecvDone implements [engine.Sink].
-func (q *qp) RecvDone(wc *verbs.WC) { q.recvCQ.add(wc) }
+func (q *qp) RecvDone(wc verbs.WC) { q.recvCQ.add(wc) }
 
 // Event implements [engine.Sink].
 func (q *qp) Event(ev verbs.Event) { q.dev.events.Tell(ev) }

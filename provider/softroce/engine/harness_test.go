@@ -54,17 +54,17 @@ type end struct {
 	nrecv      int
 }
 
-func (e *end) SendDone(wc *verbs.WC) {
+func (e *end) SendDone(wc verbs.WC) {
 	e.nsend++
 	if !e.count {
-		e.send = append(e.send, *wc)
+		e.send = append(e.send, wc)
 	}
 }
 
-func (e *end) RecvDone(wc *verbs.WC) {
+func (e *end) RecvDone(wc verbs.WC) {
 	e.nrecv++
 	if !e.count {
-		e.recv = append(e.recv, *wc)
+		e.recv = append(e.recv, wc)
 	}
 }
 func (e *end) Event(ev verbs.Event) { e.events = append(e.events, ev) }

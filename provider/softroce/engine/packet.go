@@ -58,11 +58,11 @@ type Source struct {
 }
 
 // A Sink receives the completions and events of a QP. The methods of the QP call it,
-// with the lock held that guards the QP. It must not call the QP, nor keep wc.
+// with the lock held that guards the QP. It must not call the QP.
 type Sink interface {
 	// SendDone and RecvDone deliver a completion to the send or receive CQ.
-	SendDone(wc *verbs.WC)
-	RecvDone(wc *verbs.WC)
+	SendDone(wc verbs.WC)
+	RecvDone(wc verbs.WC)
 	// Event delivers CommEst and QPFatal.
 	Event(ev verbs.Event)
 }

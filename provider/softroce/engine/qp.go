@@ -110,7 +110,6 @@ type QP struct {
 	sq  sendQueue
 	req requester
 	rsp responder
-	wc  verbs.WC // the completion being delivered
 }
 
 // New returns a QP in RESET.
@@ -250,7 +249,7 @@ func (q *QP) PostRecv(wrs []verbs.RecvWR) (int, error) {
 	}
 	for i := range wrs {
 		if q.state == verbs.StateError {
-			q.recvDone(&verbs.WC{ID: wrs[i].ID, Status: verbs.WRFlushError, Opcode: verbs.Recv})
+			q.recvDone(verbs.WC{ID: wrs[i].ID, Status: verbs.WRFlushError, Opcode: verbs.Recv})
 			continue
 		}
 		if err := q.rsp.ring.Post(&wrs[i]); err != nil {
@@ -404,18 +403,16 @@ func (q *QP) enterError() {
 	q.dropEarly()
 	for r.have || r.ring != nil && r.ring.Pop(&r.wqe) {
 		r.have = false
-		q.recvDone(&verbs.WC{ID: r.wqe.ID, Status: verbs.WRFlushError, Opcode: verbs.Recv})
+		q.recvDone(verbs.WC{ID: r.wqe.ID, Status: verbs.WRFlushError, Opcode: verbs.Recv})
 	}
 	q.sq.reset()
 }
 
 func (q *QP) sendDone(id uint64, op verbs.Opcode, n int, status verbs.Status) {
-	q.wc = verbs.WC{ID: id, Status: status, Opcode: op, QPN: q.cfg.QPN, ByteLen: n}
-	q.cfg.Sink.SendDone(&q.wc)
+	q.cfg.Sink.SendDone(verbs.WC{ID: id, Status: status, Opcode: op, QPN: q.cfg.QPN, ByteLen: n})
 }
 
-func (q *QP) recvDone(wc *verbs.WC) {
-	q.wc = *wc // a pointer to the parameter would have it allocated each time
-	q.wc.QPN = q.cfg.QPN
-	q.cfg.Sink.RecvDone(&q.wc)
+func (q *QP) recvDone(wc verbs.WC) {
+	wc.QPN = q.cfg.QPN
+	q.cfg.Sink.RecvDone(wc)
 }

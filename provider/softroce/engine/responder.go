@@ -190,7 +190,7 @@ func (q *QP) finishRecv(wc verbs.WC) {
 	}
 	r.have = false
 	clear(r.wqe.SG)
-	q.recvDone(&wc)
+	q.recvDone(wc)
 }
 
 func (q *QP) takeWrite(pkt *roce.Packet) DropReason {

@@ -88,11 +88,11 @@ type script struct {
 	pkts [4]Packet
 }
 
-func (s *script) SendDone(wc *verbs.WC) {
+func (s *script) SendDone(wc verbs.WC) {
 	s.log = append(s.log, fmt.Sprintf("sent id=%d %v", wc.ID, wc.Status))
 }
 
-func (s *script) RecvDone(wc *verbs.WC) {
+func (s *script) RecvDone(wc verbs.WC) {
 	l := fmt.Sprintf("received id=%d %v", wc.ID, wc.Status)
 	if wc.Status == verbs.Success {
 		l += fmt.Sprintf(" %v len=%d", wc.Opcode, wc.ByteLen)
