@@ -623,13 +623,13 @@ func TestSIWRefusals(t *testing.T) {
 		}
 		defer w.close()
 		w.load(t, "siw-p2p")
-		serve(t, w)
+		p := serve(t, w)
 		d, e := w.iwarp(t)
 		_, x, err := w.toServer(t, d, e, siwPort, mpa.Options{Negotiate: true, PeerToPeer: true, RTR: mpa.RTRSend,
 			Depths: depths})
 		var fault *mpa.Error
 		if !errors.As(err, &fault) || fault.Code() != mpa.CodeNoRTR {
-			t.Errorf("%v", err)
+			t.Errorf("%v\nrping says %q; the guest's console:\n%s", err, p.Output(), w.vm.Console())
 		}
 		if f := x.peer(t); !f.Enhanced.PeerToPeer || f.Enhanced.RTR&mpa.RTRSend != 0 {
 			t.Errorf("the kernel sent %+v", f)
