@@ -128,6 +128,9 @@ func newRoot() *cobra.Command {
 		Version:       stamp().String(),
 	}
 	root.SetFlagErrorFunc(func(c *cobra.Command, err error) error {
+		if words := c.Flags().Args(); c.HasSubCommands() && len(words) > 0 { // the flag is that of a command we do not know
+			return unknownCommand(c, words[0])
+		}
 		return usageError{hintError{err, "see: " + c.CommandPath() + " --help"}}
 	})
 	root.AddCommand(newRun(), newInit(), newDemo(), newStatus(), newMembers(), newShow(), newExplain(), newMonitor())
@@ -149,10 +152,11 @@ func newRoot() *cobra.Command {
 func strict(cmd *cobra.Command) {
 	hint := "see: " + cmd.CommandPath() + " --help"
 	if cmd.HasSubCommands() {
-		cmd.Args = cobra.ArbitraryArgs // RunE says what is wrong with them
+		cmd.SuggestionsMinimumDistance = 2 // letters
+		cmd.Args = cobra.ArbitraryArgs     // RunE says what is wrong with them
 		cmd.RunE = func(cmd *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{hintError{fmt.Errorf("unknown command %q", args[0]), hint}}
+				return unknownCommand(cmd, args[0])
 			}
 			if !cmd.HasParent() {
 				return cmd.Help()
@@ -175,6 +179,15 @@ func strict(cmd *cobra.Command) {
 	for _, sub := range cmd.Commands() {
 		strict(sub)
 	}
+}
+
+// unknownCommand returns the error for a word that is no command below cmd.
+func unknownCommand(cmd *cobra.Command, word string) error {
+	err := fmt.Errorf("unknown command %q", word)
+	if like := cmd.SuggestionsFor(word); len(like) > 0 {
+		err = fmt.Errorf("%w: did you mean %s?", err, strings.Join(like, " or "))
+	}
+	return usageError{hintError{err, "see: " + cmd.CommandPath() + " --help"}}
 }
 
 // newHelp returns the library's help command, except that it fails for an unknown command.

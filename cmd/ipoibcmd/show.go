@@ -97,17 +97,21 @@ func newShow() *cobra.Command {
 		Example: "  ipoibcmd show conn\n  ipoibcmd show stats --json"}
 	for _, sub := range []struct {
 		use, short string
+		aliases    []string
 		run        func(context.Context, *clientFlags) error
 	}{
-		{"conn", "IB connections: QPNs, communication IDs, service ID, MTU", showing(control.PathConns, printConns)},
-		{"neigh", "the ARP and ND cache", showing(control.PathNeigh, printNeigh)},
-		{"routes", "the table packets are sent by", showing(control.PathRoutes, printRoutes)},
-		{"groups", "multicast groups joined, and why", showing(control.PathGroups, printGroups)},
-		{"stats", "every counter, drops by reason included", showing(control.PathStats, printStats)},
+		{"conn", "IB connections: QPNs, communication IDs, service ID, MTU", []string{"connections", "connection"},
+			showing(control.PathConns, printConns)},
+		{"neigh", "the ARP and ND cache", []string{"neighbours", "neighbors", "neighbour", "neighbor"},
+			showing(control.PathNeigh, printNeigh)},
+		{"routes", "the table packets are sent by", []string{"route"}, showing(control.PathRoutes, printRoutes)},
+		{"groups", "multicast groups joined, and why", []string{"group"}, showing(control.PathGroups, printGroups)},
+		{"stats", "every counter, drops by reason included", []string{"counters"},
+			showing(control.PathStats, printStats)},
 	} {
 		var flags clientFlags
-		c := &cobra.Command{Use: sub.use, Short: sub.short, Example: "  ipoibcmd show " + sub.use + "\n  ipoibcmd show " +
-			sub.use + " --json", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
+		c := &cobra.Command{Use: sub.use, Aliases: sub.aliases, Short: sub.short, Example: "  ipoibcmd show " + sub.use +
+			"\n  ipoibcmd show " + sub.use + " --json", Args: cobra.NoArgs, RunE: func(cmd *cobra.Command, _ []string) error {
 			return sub.run(cmd.Context(), &flags)
 		}}
 		flags.bindJSON(c)
