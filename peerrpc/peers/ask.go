@@ -250,6 +250,8 @@ func (s *Service) DialHint(err error, about control.PeerPath) string {
 	switch {
 	case errors.Is(err, ErrSelf):
 		return "ask without --peer"
+	case errors.Is(err, transport.ErrNoVersion):
+		return "one of the two agents is much older: give both the same ipoibcmd"
 	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonConsumer &&
 		bytes.HasPrefix(failed.Private, []byte("peer_allow\x00")):
 		return "put our GID, " + s.ourGID(about) + ", into peer_allow (or peer_trust) of the configuration there"

@@ -383,6 +383,9 @@ func TestPeerHints(t *testing.T) {
 			t.Errorf("%v %q: %q", c.reason, c.text, got)
 		}
 	}
+	if got := s.DialHint(transport.ErrNoVersion, control.PeerPath{}); !strings.Contains(got, "older") {
+		t.Errorf("no version in common: %q", got)
+	}
 }
 
 // Whoever waits for the lists to change is woken, however many wait: one that has nothing to do any more takes

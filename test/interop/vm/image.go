@@ -344,10 +344,7 @@ func (t *tree) pack(file string) error {
 	}
 	w := bufio.NewWriter(f)
 	c := cpio{w: w}
-	if err := c.tree(t.root); err != nil {
-		return err
-	}
-	return errors.Join(c.end(), w.Flush(), f.Close())
+	return errors.Join(c.tree(t.root), c.end(), w.Flush(), f.Close())
 }
 
 // program copies a program and its libraries.
