@@ -51,7 +51,8 @@ type Params struct {
 	LocalCommID, RemoteCommID mad.CommID
 	RemoteCAGUID              ib.GUID
 
-	// PrivateData is that of the peer's REQ (92 octets) or REP (196).
+	// PrivateData is that of the peer's REQ (92 octets) or REP (196). A [ConnInfo] of an
+	// established connection has none.
 	PrivateData []byte
 }
 

@@ -185,4 +185,5 @@ func (m *Manager) ready(ev Ready) {
 	fill(rtu.PrivateData[:], ev.PrivateData)
 	m.send(c, rtu)
 	m.act(Established{Handle: c.handle, Params: c.p, Active: true})
+	c.p.PrivateData = nil // the user has it
 }

@@ -227,4 +227,5 @@ func (m *Manager) up(c *conn, rtuData []byte) {
 	m.timers.Stop(c)
 	m.setState(c, StateEstablished)
 	m.act(Established{Handle: c.handle, Params: c.p, ByData: c.byData, RTUPrivateData: rtuData})
+	c.p.PrivateData = nil // the user has it
 }
