@@ -49,6 +49,7 @@ func (f *Interface) onCM(a cm.Action) {
 			return
 		}
 		c.params = a.Params
+		c.params.PrivateData = nil // read already
 		how := "the peer's request"
 		if a.Active {
 			how = "our request"
