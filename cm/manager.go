@@ -64,21 +64,22 @@ type remoteQP struct {
 type conn struct {
 	handle Handle
 	p      Params
-	active bool
-	state  State
 	since  time.Time
 	asked  time.Time // when its REQ came, if it is passive
-	ended  bool      // the user knows of the end
 
-	pkey    ib.PKey // of its MADs
+	active     bool
+	state      State
+	ended      bool // the user knows of the end
+	byData     bool
+	noFailover bool    // the REQ asked for an alternate path
+	pkey       ib.PKey // of its MADs
+
 	tid     uint64
 	private []byte // for the MRAs and REJs that we send by ourselves
-	byData  bool
 	// patience is how long the user may leave the peer's REQ or REP unanswered before the peer
 	// gets an MRA.
-	patience   time.Duration
-	noFailover bool      // the REQ asked for an alternate path
-	doubted    time.Time // when the peer was last challenged
+	patience time.Duration
+	doubted  time.Time // when the peer was last challenged
 
 	// msg is what we sent last. It is sent again when the peer repeats its own message. If it asks for an
 	// answer, it is sent again when the deadline passes too; tries is how often it was.
