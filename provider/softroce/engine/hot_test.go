@@ -79,8 +79,11 @@ func (p *pump) messageOf(op verbs.Opcode, n int) func() {
 		}
 		done := p.a.nsend
 		p.run()
-		if p.a.nsend != done+1 || op == verbs.Send && p.b.nrecv == 0 {
-			p.t.Fatalf("nothing completed: %+v", p.a.req)
+		if n := p.a.nsend - done; n != 1 {
+			p.t.Fatalf("%d requests completed, want 1", n)
+		}
+		if op == verbs.Send && p.b.nrecv == 0 {
+			p.t.Fatal("no receive completed")
 		}
 	}
 }
