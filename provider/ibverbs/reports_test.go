@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 	wire "ipoibcm/wire/sa"
 )
@@ -75,9 +76,8 @@ func TestReports(t *testing.T) {
 	answer(ports[0], first)
 	second := <-ports[1].SubnetMADs()
 	answer(ports[1], second)
-	if first.LID != 1 || first.Data[methodAt+5] != second.Data[methodAt+5] {
-		t.Errorf("the ports heard %+v and %+v, want the same", first, second)
-	}
+	expect.Equal(t, first.LID, 1, "LID that the first port heard from")
+	expect.Equal(t, second.Data[methodAt+5], first.Data[methodAt+5], "first octet of the TID that the second port heard")
 	read := func(f *os.File) bool {
 		f.SetReadDeadline(time.Now().Add(10 * time.Second))
 		n, err := f.Read(report)
@@ -90,9 +90,15 @@ func TestReports(t *testing.T) {
 	if err := ports[1].SendSubnet(&SAMAD{LID: 9, QPN: 1}, 0); err != nil {
 		t.Fatal(err)
 	}
+	if !read(out[1]) {
+		t.Fatal("the second port sends nothing")
+	}
 	var got umadHeader
-	if !read(out[1]) || got.UnmarshalBinary(report) != nil || got.lid != 9 {
-		t.Errorf("the second port sent %+v, want only what goes to LID 9: both answered", got)
+	if err := got.UnmarshalBinary(report); err != nil {
+		t.Fatal(err)
+	}
+	if got.lid != 9 {
+		t.Errorf("the second port sent to LID %d, want only what goes to LID 9: both answered", got.lid)
 	}
 
 	if err := ports[0].Close(); err != nil {
