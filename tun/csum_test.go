@@ -250,11 +250,12 @@ func TestTrial(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if sums, segments := g.Checksums(), g.Segments(); sums != tt.sums || segments != tt.segments {
-			t.Errorf("%s: %+v, %+v", name, sums, segments)
-		}
-		if d, s := g.Datagrams(), tt.segments; tt.o.NoDatagrams == tt.o.NoSegments && (d.On != s.On || d.Why != s.Why) {
-			t.Errorf("%s: datagrams %+v, want %v (%q)", name, d, s.On, s.Why)
+		expect.Equal(t, g.Checksums(), tt.sums, "%s: checksums", name)
+		expect.Equal(t, g.Segments(), tt.segments, "%s: segments", name)
+		if tt.o.NoDatagrams == tt.o.NoSegments {
+			d := g.Datagrams()
+			expect.Equal(t, d.On, tt.segments.On, "%s: On of datagrams", name)
+			expect.Equal(t, d.Why, tt.segments.Why, "%s: Why of datagrams", name)
 		}
 		g.Close()
 	}
@@ -337,10 +338,11 @@ func FuzzVerify(f *testing.F) {
 				t.Error("marked, and cannot be completed")
 			}
 		}
-		if valid, ok := verify(p); h[0] != 0 && (!valid || !ok) {
-			t.Error("marked and completed, and not right")
-		}
-		if h[0] != 0 { // zero and all ones are the same checksum
+		if h[0] != 0 {
+			valid, ok := verify(p)
+			expect.Equal(t, ok, true, "marked and completed: whether it was looked at")
+			expect.Equal(t, valid, true, "marked and completed: whether the checksum is right")
+			// zero and all ones are the same checksum
 			s, _ := find(before)
 			copy(before[s.at:], p[s.at:s.at+2])
 		}
