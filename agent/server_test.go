@@ -258,9 +258,13 @@ func TestEventStream(t *testing.T) {
 	for _, text := range []string{"one", "two"} {
 		s.a.hub.publish(s.a.event("agent", "test", text))
 		var e control.Event
-		if !lines.Scan() || json.Unmarshal(lines.Bytes(), &e) != nil || e.Text != text {
-			t.Fatalf("line %q, want the event %q at once", lines.Text(), text)
+		if !lines.Scan() {
+			t.Fatalf("no line, want the event %q at once: %v", text, lines.Err())
 		}
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			t.Fatalf("line %q: %v", lines.Text(), err)
+		}
+		expect.MustEqual(t, e.Text, text, "Text of the event")
 	}
 	s.a.hub.close() // the agent stops
 	if lines.Scan() {
