@@ -67,6 +67,17 @@ func checkLink(t *testing.T, what string, l encap.LinkAddr) {
 	}
 }
 
+// checkQueue checks that no more waits for addr than the options of fuzzing allow.
+func checkQueue(t *testing.T, addr netip.Addr, packets, octets int) {
+	t.Helper()
+	if packets > 3 {
+		t.Fatalf("%d packets wait for %v, want at most 3", packets, addr)
+	}
+	if octets > 40 {
+		t.Fatalf("%d octets wait for %v, want at most 40", octets, addr)
+	}
+}
+
 // checkTable checks that the table is within its bounds, that its lists and indexes agree
 // with its entries, and that as many packets wait as were not given back.
 func checkTable(t *testing.T, tab *Table, waiting int) {
@@ -86,12 +97,7 @@ func checkTable(t *testing.T, tab *Table, waiting int) {
 	for _, n := range tab.Neighbors() {
 		octets += n.QueuedOctets
 		packets += n.QueuedPackets
-		if n.QueuedPackets > 3 {
-			t.Fatalf("%d packets wait for %v, want at most 3", n.QueuedPackets, n.IP)
-		}
-		if n.QueuedOctets > 40 {
-			t.Fatalf("%d octets wait for %v, want at most 40", n.QueuedOctets, n.IP)
-		}
+		checkQueue(t, n.IP, n.QueuedPackets, n.QueuedOctets)
 		if n.QueuedPackets > 0 && n.State != StateIncomplete {
 			t.Fatalf("packets wait in %v", n.State)
 		}
