@@ -78,8 +78,14 @@ func TestShow(t *testing.T) {
 			t.Errorf("%s: the payload is another", tt.name)
 		}
 	}
+}
+
+// An acknowledgement is shown as one IPv4 packet with a right ICRC.
+func TestShowACK(t *testing.T) {
 	f := flow{transport: ib.RC, src: gid("10.0.0.1"), dst: gid("10.0.0.2"), peer: 5, pkey: 0xffff, hops: 64}
+	shown := 0
 	f.ack(func(_ bool, ip []byte) {
+		shown++
 		ok, err := rocetest.CheckIP(ip)
 		if err != nil {
 			t.Fatalf("acknowledgement: %v", err)
@@ -87,6 +93,7 @@ func TestShow(t *testing.T) {
 		expect.Equal(t, ok, true, "acknowledgement: whether its ICRC is right")
 		expect.Equal(t, int(binary.BigEndian.Uint16(ip[2:])), len(ip), "acknowledgement: total length")
 	}, true, 3, 4)
+	expect.Equal(t, shown, 1, "number of packets shown")
 }
 
 func TestGather(t *testing.T) {
