@@ -224,9 +224,8 @@ func TestNoSubnetManager(t *testing.T) {
 	}
 	w.subnet.Start(w.now)
 	w.run(2 * time.Second)
-	if !a.f.Status().Up || !b.f.Status().Up {
-		w.Fatalf("not up two seconds after the subnet manager came")
-	}
+	expect.MustEqual(w, a.f.Status().Up, true, "a's Up two seconds after the subnet manager came")
+	expect.MustEqual(w, b.f.Status().Up, true, "b's Up two seconds after the subnet manager came")
 	w.run(3 * time.Second)
 	p := a.ping("10.0.0.2", 100, true)
 	w.settle()

@@ -452,8 +452,11 @@ func (n *node) doQP(a Action) {
 		}
 	case ConnectQP:
 		q := n.qps[a.Conn]
-		if q == nil || q.rts {
-			w.Fatalf("%s: ConnectQP of %d in the wrong state", n.name, a.Conn)
+		if q == nil {
+			w.Fatalf("%s: ConnectQP of %d, which is not there", n.name, a.Conn)
+		}
+		if q.rts {
+			w.Fatalf("%s: ConnectQP of %d, which is in RTS", n.name, a.Conn)
 		}
 		if q.trans == ib.RC {
 			n.checkRetries(a.RTS.Timeout.Duration(), int(a.RTS.RetryCount))

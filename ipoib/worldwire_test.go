@@ -128,7 +128,10 @@ func (n *node) deliver(by nexthop.Conn, pkt []byte) {
 func (n *node) sendConn(id nexthop.Conn, fr []byte) {
 	w := n.w
 	q := n.qps[id]
-	if q == nil || !q.rts {
+	if q == nil {
+		w.Fatalf("%s: sending on connection %d, which has no queue pair", n.name, id)
+	}
+	if !q.rts {
 		w.Fatalf("%s: sending on connection %d, which is not in RTS", n.name, id)
 	}
 	n.checkFrame(fr, true)
@@ -166,9 +169,10 @@ func (n *node) sendConn(id nexthop.Conn, fr []byte) {
 						// IBA volume 1 section 12.7, Starting PSN
 						w.Fatalf("PSNs do not meet: %v sends with %v, %v expects %v", n.name, q.sqPSN, m.name, r.rqPSN)
 					}
-					if len(fr) > r.receive || r.pathMTU != q.pathMTU {
-						w.Fatalf("%d octets into a buffer of %d, path MTU %v and %v", len(fr), r.receive, q.pathMTU, r.pathMTU)
+					if len(fr) > r.receive {
+						w.Fatalf("%d octets into a buffer of %d", len(fr), r.receive)
 					}
+					expect.MustEqual(w, r.pathMTU, q.pathMTU, "path MTU of the other end")
 					r.rx++
 					m.step(CommEst{r.conn})
 					m.recv(RecvFrame{Conn: r.conn, Frame: fr})
