@@ -232,9 +232,8 @@ func TestScan(t *testing.T) {
 	for d := tab.Deadline(); !d.IsZero(); d = tab.Deadline() {
 		tab.Step(nil, d, Wake{})
 	}
-	if len(tab.entries) != 0 || tab.queued != 0 {
-		t.Errorf("%d entries and %d octets are left when all timers have fired", len(tab.entries), tab.queued)
-	}
+	expect.Equal(t, len(tab.entries), 0, "number of entries when all timers have fired")
+	expect.Equal(t, tab.queued, 0, "queued when all timers have fired")
 }
 
 // TestResolveAhead: a neighbour is asked for on behalf of packets that follow, from
@@ -363,9 +362,8 @@ func TestHearsay(t *testing.T) {
 			t.Errorf("%v had to go", a)
 		}
 	}
-	if n := len(tab.Neighbors()); n != len(proven)+8 || tab.Counters().Evicted != 1000-8 {
-		t.Errorf("%d neighbours, %d evicted", n, tab.Counters().Evicted)
-	}
+	expect.Equal(t, len(tab.Neighbors()), len(proven)+8, "number of neighbours")
+	expect.Equal(t, tab.Counters().Evicted, 1000-8, "Evicted")
 	// With many that are proven, unknown sources have what is left.
 	for i := range 10 {
 		prove(5000 + i)
