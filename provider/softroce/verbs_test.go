@@ -111,9 +111,9 @@ func TestTune(t *testing.T) {
 		must(t, err)
 		_, err = ea.qp.PostSend([]verbs.SendWR{{Flags: verbs.Signaled, SG: ea.sge(0, 60000)}})
 		must(t, err)
-		if wc := eb.next(); wc.Status != verbs.Success || wc.ByteLen != 60000 {
-			t.Fatalf("received %+v", wc)
-		}
+		wc := eb.next()
+		expect.MustEqual(t, wc.Status, verbs.Success, "Status")
+		expect.MustEqual(t, wc.ByteLen, 60000, "ByteLen")
 		if wc := ea.next(); wc.Status != verbs.Success {
 			t.Fatalf("sent %+v", wc)
 		}

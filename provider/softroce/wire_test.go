@@ -243,9 +243,9 @@ func TestReceiveChecks(t *testing.T) {
 			}
 			continue
 		}
-		if wc := e.next(); wc.Status != verbs.Success || wc.SrcQPN != 77 {
-			t.Errorf("%s: %+v", tt.name, wc)
-		}
+		wc := e.next()
+		expect.Equal(t, wc.Status, verbs.Success, "%s: Status", tt.name)
+		expect.Equal(t, wc.SrcQPN, 77, "%s: SrcQPN", tt.name)
 	}
 }
 
@@ -395,9 +395,9 @@ func TestPortEvents(t *testing.T) {
 	}
 	must(t, netlink.LinkSetMTU(link, 4000))
 	wait(verbs.MTUChange)
-	if p := a.Port(); p.UnderMTU != 4000 || p.MTU != ib.MTU2048 {
-		t.Errorf("after the MTU changed: %+v", p)
-	}
+	p := a.Port()
+	expect.Equal(t, p.UnderMTU, 4000, "UnderMTU after the MTU changed")
+	expect.Equal(t, p.MTU, ib.MTU2048, "MTU after the MTU changed")
 	must(t, netlink.LinkSetDown(link))
 	wait(verbs.PortError)
 	if a.Port().Active {

@@ -157,15 +157,17 @@ func TestReadWindow(t *testing.T) {
 		} else {
 			answered++
 		}
-		if len(p.b.rsp.reads) > 4 || p.a.readsOut() > 4 {
-			t.Fatalf("%d READs asked, %d waiting", p.a.readsOut(), len(p.b.rsp.reads))
+		if n := p.a.readsOut(); n > 4 {
+			t.Fatalf("%d READs are asked, want at most 4", n)
+		}
+		if n := len(p.b.rsp.reads); n > 4 {
+			t.Fatalf("%d READs are waiting, want at most 4", n)
 		}
 	}
 	p.run()
 	same(t, "READ", buf, fill(n, 1))
-	if asked != 10 || answered != 10*ReadChunk {
-		t.Errorf("%d requests and %d responses, want 10 and %d", asked, answered, 10*ReadChunk)
-	}
+	expect.Equal(t, asked, 10, "number of requests")
+	expect.Equal(t, answered, 10*ReadChunk, "number of responses")
 }
 
 // TestWQELimits: what is too much is refused when it is posted.
