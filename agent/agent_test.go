@@ -19,6 +19,7 @@ import (
 	"ipoibcm/fib/fibtest"
 	"ipoibcm/hostnet"
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/ipoib"
 	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
@@ -183,8 +184,11 @@ func TestWarnsOfTrouble(t *testing.T) {
 		a, p := newAgent(t)
 		p.counters = tt.counters
 		got := strings.Join(a.warnings(ipoib.Status{ReceiveMTU: tt.receive}, a.providerCounters(), true, nil), "\n")
-		if tt.want == "" && got != "" || !strings.HasPrefix(got, tt.want) {
-			t.Errorf("%s: %q", tt.name, got)
+		if tt.want == "" {
+			expect.Equal(t, got, "", "%s: warnings", tt.name)
+		}
+		if !strings.HasPrefix(got, tt.want) {
+			t.Errorf("%s: the warnings are %q, want them to begin with %q", tt.name, got, tt.want)
 		}
 	}
 }

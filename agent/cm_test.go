@@ -1,9 +1,11 @@
 package agent
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
+	"ipoibcm/internal/expect"
 	"ipoibcm/ipoib"
 	"ipoibcm/verbs"
 )
@@ -34,12 +36,23 @@ func TestProviderWithoutQP1(t *testing.T) {
 		{madPort{}, ipoib.CMAuto, "", ""},
 	} {
 		a := &Agent{opt: Options{Provider: madless{port: tt.port}, CM: tt.cm}}
-		err := a.checkCM()
-		if (err != nil) != (tt.err != "") || err != nil && !strings.Contains(err.Error(), tt.err) {
-			t.Errorf("%v, QP 1 %v: %v", tt.cm, tt.port != nil, err)
+		refusal := ""
+		if err := a.checkCM(); err != nil {
+			refusal = "error: " + err.Error()
 		}
-		if notes := strings.Join(a.opt.Notes, ""); (notes != "") != (tt.note != "") || !strings.Contains(notes, tt.note) {
-			t.Errorf("%v, QP 1 %v: notes %q", tt.cm, tt.port != nil, notes)
-		}
+		what := fmt.Sprintf("%v, QP 1 %v", tt.cm, tt.port != nil)
+		checkText(t, what+": refusal", refusal, tt.err)
+		checkText(t, what+": notes", strings.Join(a.opt.Notes, ""), tt.note)
+	}
+}
+
+// checkText checks that got contains want, or is empty if want is.
+func checkText(t *testing.T, what, got, want string) {
+	t.Helper()
+	if want == "" {
+		expect.Equal(t, got, "", "%s", what)
+	}
+	if !strings.Contains(got, want) {
+		t.Errorf("%s: %q, want %q in it", what, got, want)
 	}
 }

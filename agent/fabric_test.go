@@ -7,6 +7,7 @@ import (
 
 	"ipoibcm/control"
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/ipoib"
 	"ipoibcm/sa"
 	"ipoibcm/verbs"
@@ -106,9 +107,11 @@ func TestSubnetQuestions(t *testing.T) {
 		t.Fatalf("%d MADs at the start, want the question for the administrator", len(out.sent))
 	}
 	first := out.sent[0]
-	if first.LID != 1 || first.SL != 2 || first.QPN != ib.QPNGSI || first.GID.IsZero() {
-		t.Errorf("it goes to LID %d, SL %d, QPN %v, GID %v; want 1, 2, 1 and the administrator's",
-			first.LID, first.SL, first.QPN, first.GID)
+	expect.Equal(t, first.LID, 1, "LID of the question")
+	expect.Equal(t, first.SL, 2, "SL of the question")
+	expect.Equal(t, first.QPN, ib.QPNGSI, "QPN of the question")
+	if first.GID.IsZero() {
+		t.Error("the question has no GID, want the administrator's")
 	}
 	out.sent = nil
 	end := time.Now().Add(5 * time.Second)
@@ -139,9 +142,9 @@ func TestSubnetQuestions(t *testing.T) {
 		t.Errorf("after the answer: state %v, want %v", s, sa.StateReady)
 	}
 	asked := out.asked(t)
-	if len(asked) != 1 || asked[0].Method != wire.MethodSet || asked[0].Record.Attr() != (wire.MCMemberRecord{}).Attr() {
-		t.Errorf("after the answer %+v is asked, want the broadcast group joined", asked)
-	}
+	expect.MustEqual(t, len(asked), 1, "number of questions after the answer")
+	expect.Equal(t, asked[0].Method, wire.MethodSet, "after the answer: Method")
+	expect.Equal(t, asked[0].Record.Attr(), wire.MCMemberRecord{}.Attr(), "after the answer: attribute")
 }
 
 // What an event of the port asks for anew: SM change, reregister and an active port have groups

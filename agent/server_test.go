@@ -88,9 +88,8 @@ func (s *served) open(t *testing.T, method, path string) *http.Response {
 func get[T any](t *testing.T, s *served, path string) (v T) {
 	t.Helper()
 	resp := s.open(t, "GET", path)
-	if resp.StatusCode != 200 || resp.Header.Get("Content-Type") != "application/json" {
-		t.Fatalf("%s: %s, %s", path, resp.Status, resp.Header.Get("Content-Type"))
-	}
+	expect.MustEqual(t, resp.StatusCode, 200, "%s: StatusCode", path)
+	expect.MustEqual(t, resp.Header.Get("Content-Type"), "application/json", "%s: Content-Type", path)
 	d := json.NewDecoder(resp.Body)
 	d.DisallowUnknownFields()
 	if err := d.Decode(&v); err != nil {
@@ -135,8 +134,9 @@ func TestDocuments(t *testing.T) {
 		t.Errorf("routes %+v, want %+v", r.Routes, want)
 	}
 	e := get[control.Explanation](t, s, control.PathExplain+"?ip=10.0.0.2")
-	if e.IP != "10.0.0.2" || len(e.Why) == 0 {
-		t.Errorf("explanation %+v", e)
+	expect.Equal(t, e.IP, "10.0.0.2", "IP of the explanation")
+	if len(e.Why) == 0 {
+		t.Error("the explanation gives no reason")
 	}
 }
 
@@ -258,9 +258,13 @@ func TestEventStream(t *testing.T) {
 	for _, text := range []string{"one", "two"} {
 		s.a.hub.publish(s.a.event("agent", "test", text))
 		var e control.Event
-		if !lines.Scan() || json.Unmarshal(lines.Bytes(), &e) != nil || e.Text != text {
-			t.Fatalf("line %q, want the event %q at once", lines.Text(), text)
+		if !lines.Scan() {
+			t.Fatalf("no line, want the event %q at once: %v", text, lines.Err())
 		}
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			t.Fatalf("line %q: %v", lines.Text(), err)
+		}
+		expect.MustEqual(t, e.Text, text, "Text of the event")
 	}
 	s.a.hub.close() // the agent stops
 	if lines.Scan() {

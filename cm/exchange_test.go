@@ -82,9 +82,8 @@ func TestReply(t *testing.T) {
 	in := message("REP", args{})
 	rep.AppendBinary(in.Data[:0])
 	got := find[ReplyReceived](t, m.Step(nil, now, RecvMAD{in}))
-	if got.InitiatorDepth != 3 || got.ResponderResources != 4 {
-		t.Errorf("initiator depth %d, responder resources %d, want 3 and 4", got.InitiatorDepth, got.ResponderResources)
-	}
+	expect.Equal(t, got.InitiatorDepth, 3, "InitiatorDepth")
+	expect.Equal(t, got.ResponderResources, 4, "ResponderResources")
 	if got.AckTimeout != 16 {
 		t.Errorf("ACK timeout %d, want 16: 14 and a delay of 15", got.AckTimeout)
 	}

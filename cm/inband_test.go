@@ -2,6 +2,7 @@ package cm
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
 
@@ -67,12 +68,12 @@ func TestAnswersWhereItCame(t *testing.T) {
 		if tt.none && len(to) == 0 {
 			continue
 		}
-		if len(to) != 1 || to[0] != tt.want {
-			t.Errorf("%s: sent to %v, want %v: %v", tt.name, to, tt.want, out)
+		if want := []ib.QPN{tt.want}; !slices.Equal(to, want) {
+			t.Errorf("%s: sent to %v, want %v: %v", tt.name, to, want, out)
 		}
 		for _, a := range out {
-			if n, ok := a.(Note); ok && n.Dir == Sent && n.Inband != (tt.want == udB) {
-				t.Errorf("%s: the note says in-band %v: %v", tt.name, n.Inband, n)
+			if n, ok := a.(Note); ok && n.Dir == Sent {
+				expect.Equal(t, n.Inband, tt.want == udB, "%s: Inband of the note %v", tt.name, n)
 			}
 		}
 	}

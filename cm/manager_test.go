@@ -266,8 +266,11 @@ func TestBoundedTables(t *testing.T) {
 			t.Errorf("take %d of 2 a second burst: %v", i+2, got)
 		}
 	}
-	if !l.allow(now.Add(time.Second), fresh) || !l.allow(now, old) {
-		t.Error("a second gives no token back")
+	if !l.allow(now.Add(time.Second), fresh) {
+		t.Error("after a second there is no token for a fresh one")
+	}
+	if !l.allow(now, old) {
+		t.Error("a second gives no token back to an old one")
 	}
 }
 
@@ -510,8 +513,9 @@ func (u *fuzzUser) check() {
 		if c.isHalfOpen() {
 			halfOpen++
 		}
-		if c.handle != h || m.byLocal[c.p.LocalCommID] != c {
-			u.t.Fatalf("%v is filed wrongly", h)
+		expect.MustEqual(u.t, c.handle, h, "handle of a connection in byHandle")
+		if m.byLocal[c.p.LocalCommID] != c {
+			u.t.Fatalf("%v is not in byLocal", h)
 		}
 		if c.Armed() == (c.state == StateEstablished) {
 			u.t.Fatalf("%v has no deadline in %v", h, c.state)

@@ -576,8 +576,14 @@ func benchDests(b *testing.B, f rtnl.Fields, v4 bool, n int) {
 	for b.Loop() {
 		c := l.dests.Load()
 		e := c.lookup(typ, packets[i])
-		if e == nil || e.path.Load() != p || mark(e.mark.Load()).stale(now, c.gen.Load()) {
-			b.Fatalf("packet %d has another path, or it is stale", i)
+		if e == nil {
+			b.Fatalf("packet %d has no path", i)
+		}
+		if e.path.Load() != p {
+			b.Fatalf("packet %d has another path", i)
+		}
+		if mark(e.mark.Load()).stale(now, c.gen.Load()) {
+			b.Fatalf("the path of packet %d is stale", i)
 		}
 		if i++; i == n {
 			i = 0

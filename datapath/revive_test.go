@@ -5,6 +5,7 @@ import (
 	"errors"
 	"testing"
 
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 )
 
@@ -56,9 +57,8 @@ func TestReviveUD(t *testing.T) {
 					if err := h.ReviveUD(); err != nil {
 						t.Fatal(err)
 					}
-					if qp.State() != verbs.StateRTS || h.udq.inflight() != 0 {
-						t.Fatalf("round %d: %v, %d in flight", round, qp.State(), h.udq.inflight())
-					}
+					expect.MustEqual(t, qp.State(), verbs.StateRTS, "round %d: state", round)
+					expect.MustEqual(t, h.udq.inflight(), 0, "round %d: number of datagrams in flight", round)
 					postedOnce(t, qp)
 				}
 				passes()

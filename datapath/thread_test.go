@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"testing"
 
 	"ipoibcm/ib"
@@ -94,8 +95,9 @@ func TestReadByAnotherThread(t *testing.T) {
 	b, _ := idleHost(t, w, 2, 128)
 	near, _ := connect(t, a, b, ib.RC)
 	far, peer := connect(t, a, b, ib.RC)
-	if near.Thread() != 0 || far.Thread() != 1 || peer.Thread() != 1 {
-		t.Fatalf("threads %d, %d and %d, want 0, 1 and 1", near.Thread(), far.Thread(), peer.Thread())
+	got, want := []int{near.Thread(), far.Thread(), peer.Thread()}, []int{0, 1, 1}
+	if !slices.Equal(got, want) {
+		t.Fatalf("the threads are %v, want %v", got, want)
 	}
 	a.route("10.9.0.1", NewPath(1, Target{Kind: ToConn, MTU: 65520, Conn: near}))
 	a.route("10.9.0.2", NewPath(2, Target{Kind: ToConn, MTU: 65520, Conn: far}))

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"ipoibcm/internal/expect"
 	"ipoibcm/nexthop"
 	"ipoibcm/rtnl"
 )
@@ -35,6 +36,26 @@ func done(s SetRoute, o nexthop.Outcome) Done { return Done{Action: s, Outcome: 
 
 // placed says that the route of s is there, and answers as the kernel does without it.
 func placed(s SetRoute) Done { return done(s, nexthop.Outcome{Route: s.New, Answer: testAnswer}) }
+
+// only returns the one change of out; what says after what it came.
+func only(t *testing.T, what string, out []SetRoute) SetRoute {
+	t.Helper()
+	if len(out) != 1 {
+		t.Fatalf("%s: %d changes, want 1", what, len(out))
+	}
+	return out[0]
+}
+
+// checkRemoval checks that out is one change, which removes old and sets nothing, and returns it.
+func checkRemoval(t *testing.T, what string, out []SetRoute, old rtnl.Route) SetRoute {
+	t.Helper()
+	s := only(t, what, out)
+	expect.MustEqual(t, s.Old, old, "%s: route to be removed", what)
+	if s.New.Dst.IsValid() {
+		t.Fatalf("%s: %v is set, want nothing but a removal", what, s.New.Dst)
+	}
+	return s
+}
 
 func routesOf(actions []Action) (out []SetRoute) {
 	for _, a := range actions {
@@ -106,16 +127,13 @@ func TestWantedAgainWhileRemoved(t *testing.T) {
 	m, asked := withPeer(t)
 	m.Step(nil, time.Now(), placed(asked))
 	removal := routesOf(m.Step(nil, time.Now(), SetHop{testPeer, nexthop.Path{Kind: nexthop.PathUD, MTU: 2044}}))
-	if len(removal) != 1 || removal[0].Old != asked.New || removal[0].New.Dst.IsValid() {
-		t.Fatalf("a lost connection causes %+v, want its host route removed", removal)
-	}
+	s := checkRemoval(t, "a lost connection", removal, asked.New)
 	if out := routesOf(m.Step(nil, time.Now(), SetHop{testPeer, nexthop.Path{Kind: nexthop.PathConn, MTU: 65520}})); len(out) != 0 {
 		t.Errorf("%d changes while the removal is under way, want none", len(out))
 	}
-	again := routesOf(m.Step(nil, time.Now(), done(removal[0], nexthop.Outcome{Removed: true})))
-	if len(again) != 1 || !again[0].Ask || again[0].New.MTU != 65520 {
-		t.Errorf("after the removal: %+v, want a route with MTU 65520 asked for", again)
-	}
+	again := only(t, "after the removal", routesOf(m.Step(nil, time.Now(), done(s, nexthop.Outcome{Removed: true}))))
+	expect.Equal(t, again.Ask, true, "after the removal: Ask")
+	expect.Equal(t, again.New.MTU, 65520, "after the removal: MTU")
 }
 
 // A host route that the kernel does not remove is known to be there, and is removed after the next change.
@@ -123,22 +141,18 @@ func TestRemovalRefused(t *testing.T) {
 	m, asked := withPeer(t)
 	m.Step(nil, time.Now(), placed(asked))
 	removal := routesOf(m.Step(nil, time.Now(), SetHop{testPeer, nexthop.Path{Kind: nexthop.PathUD, MTU: 2044}}))
-	if len(removal) != 1 || removal[0].Old != asked.New {
-		t.Fatalf("a lost connection causes %+v, want its host route removed", removal)
-	}
-	refused := done(removal[0], nexthop.Outcome{Err: errors.New("no buffer space")})
+	s := checkRemoval(t, "a lost connection", removal, asked.New)
+	refused := done(s, nexthop.Outcome{Err: errors.New("no buffer space")})
 	if out := routesOf(m.Step(nil, time.Now(), refused)); len(out) != 0 {
 		t.Errorf("%+v at once after a refusal, want nothing", out)
 	}
-	if c := m.Counters(); c.RoutesRemoved != 0 || c.RoutesRefused != 1 {
-		t.Errorf("%d removed and %d refused, want 0 and 1", c.RoutesRemoved, c.RoutesRefused)
-	}
+	c := m.Counters()
+	expect.Equal(t, c.RoutesRemoved, 0, "RoutesRemoved")
+	expect.Equal(t, c.RoutesRefused, 1, "RoutesRefused")
 	again := routesOf(m.Step(nil, time.Now(),
 		Host{rtnl.Event{Kind: rtnl.Rerouted, Prefix: netip.MustParsePrefix("10.0.0.0/28")}}))
-	if len(again) != 1 || again[0].Old != asked.New || again[0].New.Dst.IsValid() {
-		t.Fatalf("after the next change: %+v, want the host route removed", again)
-	}
-	m.Step(nil, time.Now(), done(again[0], nexthop.Outcome{Removed: true}))
+	s = checkRemoval(t, "after the next change", again, asked.New)
+	m.Step(nil, time.Now(), done(s, nexthop.Outcome{Removed: true}))
 	if n := m.Counters().RoutesRemoved; n != 1 {
 		t.Errorf("%d routes removed, want 1", n)
 	}
@@ -150,11 +164,11 @@ func TestAskRefused(t *testing.T) {
 	m.Step(nil, time.Now(), placed(asked))
 	change := Host{rtnl.Event{Kind: rtnl.Rerouted, Prefix: netip.MustParsePrefix("10.0.0.0/28")}}
 	for range 2 {
-		out := routesOf(m.Step(nil, time.Now(), change))
-		if len(out) != 1 || out[0].Old != asked.New || !out[0].Ask {
-			t.Fatalf("after a change: %+v, want the kernel asked without the host route", out)
-		}
-		if out = routesOf(m.Step(nil, time.Now(), done(out[0], nexthop.Outcome{Err: errors.New("no buffer space")}))); len(out) != 0 {
+		s := only(t, "after a change", routesOf(m.Step(nil, time.Now(), change)))
+		expect.MustEqual(t, s.Old, asked.New, "after a change: route to be taken out of the way")
+		expect.MustEqual(t, s.Ask, true, "after a change: Ask")
+		out := routesOf(m.Step(nil, time.Now(), done(s, nexthop.Outcome{Err: errors.New("no buffer space")})))
+		if len(out) != 0 {
 			t.Errorf("%+v at once after a refusal, want nothing", out)
 		}
 	}

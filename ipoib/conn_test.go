@@ -78,9 +78,8 @@ func TestModes(t *testing.T) {
 		}
 		if mode == "UD" {
 			// 4755-3.1-7, 4755-3.1-8, 4755-3.1-16, 4755-2-1, 4755-2-2: never a REQ to who has no mode in common
-			if len(a.reqs)+len(b.reqs) != 0 || len(a.qps)+len(b.qps) != 0 {
-				w.Fatalf("%v to %v: a REQ", k[0], k[1])
-			}
+			expect.MustEqual(w, len(a.reqs)+len(b.reqs), 0, "%v to %v: number of REQs", k[0], k[1])
+			expect.MustEqual(w, len(a.qps)+len(b.qps), 0, "%v to %v: number of queue pairs", k[0], k[1])
 			// 4755-7.2-1: answered (DF) or fragmented
 			expect.MustEqual(w, b.got(large), 0, "%v to %v: b's copies of large", k[0], k[1])
 			expect.MustEqual(w, a.counter("icmp_too_big"), 1, "%v to %v: a's icmp_too_big", k[0], k[1])
@@ -94,9 +93,8 @@ func TestModes(t *testing.T) {
 			}
 			continue
 		}
-		if b.got(large) != 1 || b.got(cut) != 1 {
-			w.Fatalf("%v to %v: large packets %d %d", k[0], k[1], b.got(large), b.got(cut))
-		}
+		expect.MustEqual(w, b.got(large), 1, "%v to %v: b's copies of large", k[0], k[1])
+		expect.MustEqual(w, b.got(cut), 1, "%v to %v: b's copies of cut", k[0], k[1])
 		x, _ := w.agree(a, b)
 		if x.Transport.String() != mode {
 			w.Fatalf("%v to %v: %v", k[0], k[1], x.Transport)

@@ -136,12 +136,11 @@ func TestCrossingExhaustively(t *testing.T) {
 		p, q := a.ping("10.0.0.2", 9000, true), b.ping("10.0.0.1", 9000, true)
 		w.settle()
 		w.agree(a, b)
-		if b.got(p) != 1 || a.got(q) != 1 {
-			w.Fatalf("fate %d: got %d and %d", fate, b.got(p), a.got(q))
-		}
-		if a.f.Status().Crossings.Rejected != 0 || b.f.Status().Crossings.Accepted != 0 {
-			w.Fatalf("fate %d: the larger address won", fate) // 4755-3.3-5
-		}
+		expect.MustEqual(w, b.got(p), 1, "fate %d: b's copies of p", fate)
+		expect.MustEqual(w, a.got(q), 1, "fate %d: a's copies of q", fate)
+		// 4755-3.3-5
+		expect.MustEqual(w, a.f.Status().Crossings.Rejected, 0, "fate %d: a's crossings rejected", fate)
+		expect.MustEqual(w, b.f.Status().Crossings.Accepted, 0, "fate %d: b's crossings accepted", fate)
 		seen += a.f.Status().Crossings.Seen
 	}
 	if seen < uint64(fates)/2 {

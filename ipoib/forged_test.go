@@ -7,6 +7,7 @@ import (
 
 	"ipoibcm/cm"
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/serviceid"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/mad"
@@ -157,9 +158,8 @@ func TestForgedREQToProvenLegacy(t *testing.T) {
 		if len(cs) != 1 {
 			t.Fatalf("%s: %d connections, want 1: %+v", tt.name, len(cs), cs)
 		}
-		if cs[0].Active || !cs[0].Tx {
-			t.Errorf("%s: the connection is %+v, want the peer's, to send on", tt.name, cs[0])
-		}
+		expect.Equal(t, cs[0].Active, false, "%s: Active", tt.name)
+		expect.Equal(t, cs[0].Tx, true, "%s: Tx", tt.name)
 	}
 }
 

@@ -1,6 +1,9 @@
 package ipoib
 
-import "testing"
+import (
+	"fmt"
+	"testing"
+)
 
 // FuzzNames: a policy or a path of CM messages is read exactly if it prints so.
 func FuzzNames(f *testing.F) {
@@ -8,11 +11,29 @@ func FuzzNames(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
-		if m, err := ParseMode(s); err == nil && (m > ModeUD || m.String() != s) || err != nil && m != 0 {
-			t.Errorf("mode %q is %v (%v)", s, m, err)
-		}
-		if p, err := ParseCMTransport(s); err == nil && (p > CMInband || p.String() != s) || err != nil && p != 0 {
-			t.Errorf("CM transport %q is %v (%v)", s, p, err)
-		}
+		m, err := ParseMode(s)
+		checkName(t, "mode", s, m, ModeUD, err)
+		p, err := ParseCMTransport(s)
+		checkName(t, "CM transport", s, p, CMInband, err)
 	})
+}
+
+// checkName checks that s was read as a value up to most which prints so, or that an error came with zero.
+func checkName[T interface {
+	~uint8
+	fmt.Stringer
+}](t *testing.T, what, s string, v, most T, err error) {
+	if err != nil {
+		if v != 0 {
+			t.Errorf("%s %q is %d beside the error %v, want 0", what, s, uint8(v), err)
+		}
+		return
+	}
+	if v > most {
+		t.Errorf("%s %q is %d, want at most %d", what, s, uint8(v), uint8(most))
+		return
+	}
+	if v.String() != s {
+		t.Errorf("%s %q prints %q, want what was read", what, s, v)
+	}
 }

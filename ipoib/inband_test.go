@@ -104,24 +104,39 @@ func TestCMPaths(t *testing.T) {
 			if len(reqs) != want {
 				w.Fatalf("%s: %d REQs, want %d", name, len(reqs), want)
 			}
-			if (len(a.inband) > 0) != (tt.want == ViaInband) || (a.counter("inband_sent") > 0) != (tt.want == ViaInband) ||
-				a.counter("inband_established") != uint64(tt.want) || b.counter("inband_received") == 0 != (tt.want == ViaGSI) {
-				w.Fatalf("%s: %d messages in-band", name, len(a.inband))
-			}
-			e := a.explain(ip4("10.0.0.2"))
-			if why := strings.Join(e.Reasons, "\n"); e.Via != tt.want ||
-				strings.Contains(why, "in-band") != (tt.want == ViaInband) ||
-				strings.Contains(why, "by QP 1") != (tt.want == ViaGSI) {
-				w.Fatalf("%s: explained as %v:\n%s", name, e.Via, why)
-			}
+			checkVia(w, name, a, b, tt.want)
 			// Goodbye takes the same path, and is answered.
 			a.step(Shutdown{})
 			w.run(100 * time.Millisecond)
-			if len(b.up())+len(b.qps) != 0 || !a.f.Deadline().IsZero() {
-				w.Fatalf("%s: the end was not agreed upon: %v, %v", name, b.f.Conns(), a.f.Deadline())
+			expect.MustEqual(w, len(b.up()), 0, "%s: number of b's connections after the end", name)
+			expect.MustEqual(w, len(b.qps), 0, "%s: number of b's queue pairs after the end", name)
+			if at := a.f.Deadline(); !at.IsZero() {
+				w.Fatalf("%s: after the end a's deadline is %v, want none", name, at)
 			}
 		}
 	}
+}
+
+// checkVia checks what a and b count, and how a explains its way to b, against the path via.
+func checkVia(w *world, name string, a, b *node, via CMPath) {
+	w.t.Helper()
+	inband := via == ViaInband
+	e := a.explain(ip4("10.0.0.2"))
+	why := strings.Join(e.Reasons, "\n")
+	for _, tt := range []struct {
+		what      string
+		got, want bool
+	}{
+		{"a sent messages in-band", len(a.inband) > 0, inband},
+		{"a counts messages sent in-band", a.counter("inband_sent") > 0, inband},
+		{"b counts messages received in-band", b.counter("inband_received") > 0, inband},
+		{fmt.Sprintf("%q names in-band", why), strings.Contains(why, "in-band"), inband},
+		{fmt.Sprintf("%q names QP 1", why), strings.Contains(why, "by QP 1"), via == ViaGSI},
+	} {
+		expect.MustEqual(w, tt.got, tt.want, "%s: that %s", name, tt.what)
+	}
+	expect.MustEqual(w, a.counter("inband_established"), uint64(via), "%s: a's inband_established", name)
+	expect.MustEqual(w, e.Via, via, "%s: Via of the explanation", name)
 }
 
 // A REQ in-band crosses one at QP 1, whoever is larger and whichever comes
@@ -145,12 +160,16 @@ func TestCrossingAcrossPaths(t *testing.T) {
 				sa, sb := a.f.Status().Crossings, b.f.Status().Crossings
 				expect.MustEqual(w, y.got(q), 1, "%v, host %d in-band, %v later: y's copies of q", mode, first, later)
 				expect.MustEqual(w, x.got(r), 1, "%v, host %d in-band, %v later: x's copies of r", mode, first, later)
-				if later < 20*time.Microsecond && (sa.Seen != 1 || sb.Seen != 1 || ca.Active) {
-					w.Fatalf("%v, host %d in-band, %v later: got %d and %d, active %v, %+v %+v", mode, first, later, y.got(q),
-						x.got(r), ca.Active, sa, sb)
+				if later < 20*time.Microsecond {
+					expect.MustEqual(w, sa.Seen, 1, "%v, host %d in-band, %v later: a's crossings", mode, first, later)
+					expect.MustEqual(w, sb.Seen, 1, "%v, host %d in-band, %v later: b's crossings", mode, first, later)
+					expect.MustEqual(w, ca.Active, false, "%v, host %d in-band, %v later: a's Active", mode, first, later)
 				}
-				if len(x.inband) == 0 || len(y.inband) == len(y.sent) {
-					w.Fatalf("%d of %d in-band, and %d of %d", len(x.inband), len(x.sent), len(y.inband), len(y.sent))
+				if len(x.inband) == 0 {
+					w.Fatalf("%v, host %d in-band, %v later: x sent nothing in-band", mode, first, later)
+				}
+				if len(y.inband) == len(y.sent) {
+					w.Fatalf("%v, host %d in-band, %v later: y sent all %d in-band", mode, first, later, len(y.sent))
 				}
 			}
 		}
@@ -390,9 +409,8 @@ func TestInbandOnlyElsewhereDropped(t *testing.T) {
 	fr := make([]byte, encap.HeaderLen+verbs.MADLen)
 	encap.Put(fr, encap.InbandCM)
 	a.step(RecvFrame{Conn: a.up()[0].Conn, Frame: fr})
-	if a.counter("drop_malformed_frame") != before+1 || a.counter("inband_received") != 0 {
-		w.Fatalf("a CM message on a connection was taken")
-	}
+	expect.MustEqual(w, a.counter("drop_malformed_frame"), before+1, "drop_malformed_frame")
+	expect.MustEqual(w, a.counter("inband_received"), 0, "inband_received")
 }
 
 // A handshake in-band outlives loss and repeats as one at QP 1 does.

@@ -21,9 +21,8 @@ func TestUCBudget(t *testing.T) {
 	w.settle()
 	a.ping("10.0.0.3", 100, true)
 	w.settle()
-	if x, y := b.up()[0].MTU, c.up()[0].MTU; x != 65520 || y != 16384 {
-		w.Fatalf("MTUs %d and %d", x, y)
-	}
+	expect.MustEqual(w, b.up()[0].MTU, 65520, "b's MTU")
+	expect.MustEqual(w, c.up()[0].MTU, 16384, "c's MTU")
 }
 
 func TestMaxConns(t *testing.T) {

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"ipoibcm/internal/expect"
 	"ipoibcm/wire/mad"
 )
 
@@ -78,17 +79,17 @@ func TestHandOverClass(t *testing.T) {
 	w.run(2 * time.Second)
 	a.ping("10.0.0.2", 100, true)
 	w.settle()
-	if len(a.f.Conns()) == 0 || a.f.Conns()[0].Class != ClassLegacy {
-		t.Fatalf("connections %+v, want one to a legacy peer", a.f.Conns())
+	if len(a.f.Conns()) == 0 {
+		w.Fatalf("no connection, want one to a legacy peer")
 	}
+	expect.MustEqual(w, a.f.Conns()[0].Class, ClassLegacy, "Class of the connection")
 	a.handOver()
 	a.reqs = nil
 	a.ping("10.0.0.2", 100, true)
 	w.settle()
 	p := a.f.Memory().Peers
-	if len(p) != 1 || p[0].Class != ClassLegacy {
-		t.Errorf("peers %+v, want one legacy", p)
-	}
+	expect.MustEqual(t, len(p), 1, "number of peers")
+	expect.Equal(t, p[0].Class, ClassLegacy, "Class of the peer")
 	if got := a.counter("rej_received"); got != 0 {
 		t.Errorf("%d REJ received, want none: the form was known", got)
 	}

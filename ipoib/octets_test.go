@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/internal/vector"
 	"ipoibcm/serviceid"
 	"ipoibcm/wire/encap"
@@ -380,9 +381,8 @@ func TestDefaultLinkMTUOctets(t *testing.T) {
 			w.Fatalf("%s: %d answers to 2045 octets, want 1", tt.dst, got)
 		}
 		icmp := a.tun[before][tt.at:]
-		if got := icmp[:2]; got[0] != tt.kind || got[1] != tt.code {
-			w.Fatalf("%s: ICMP type and code % x, want %d %d", tt.dst, got, tt.kind, tt.code)
-		}
+		expect.MustEqual(w, icmp[0], tt.kind, "%s: ICMP type", tt.dst)
+		expect.MustEqual(w, icmp[1], tt.code, "%s: ICMP code", tt.dst)
 		if got := binary.BigEndian.Uint16(icmp[tt.mtu:]); got != 2044 {
 			w.Fatalf("%s: ICMP says MTU %d, want 2044", tt.dst, got)
 		}

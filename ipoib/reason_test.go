@@ -1,6 +1,7 @@
 package ipoib
 
 import (
+	"fmt"
 	"testing"
 	"time"
 
@@ -158,12 +159,13 @@ func TestReasons(t *testing.T) {
 		expect.MustEqual(w, rej.MessageRejected, tt.kind, "%s: MessageRejected", tt.name)
 		var pd encap.PrivateData
 		// 4755-3.2-12
-		if pd.UnmarshalBinary(rej.PrivateData[:]) != nil ||
-			pd != (encap.PrivateData{QPN: a.opt.Link.QPN, ReceiveMTU: 65524}) {
-			w.Fatalf("%s: private data %+v", tt.name, pd)
-		}
-		if ari := string(rej.ARI[:rej.ARILength]); ari != tt.ari && (tt.ari != "guid" || len(ari) != 8) {
-			w.Fatalf("%s: additional information %x", tt.name, ari)
+		expect.MustEqual(w, pd.UnmarshalBinary(rej.PrivateData[:]), nil, "%s: error of the private data", tt.name)
+		want := encap.PrivateData{QPN: a.opt.Link.QPN, ReceiveMTU: 65524}
+		expect.MustEqual(w, pd, want, "%s: private data", tt.name)
+		if ari := string(rej.ARI[:rej.ARILength]); tt.ari == "guid" {
+			expect.MustEqual(w, len(ari), 8, "%s: length of the additional information", tt.name)
+		} else {
+			expect.MustEqual(w, fmt.Sprintf("%x", ari), fmt.Sprintf("%x", tt.ari), "%s: additional information", tt.name)
 		}
 	}
 }
@@ -222,8 +224,8 @@ func TestRejectedMTU(t *testing.T) {
 		case b.got(p) != 1:
 			w.Fatalf("%s: b got %v of packet p, want 1", tt.name, b.got(p))
 		}
-		if tt.path != 0 && tt.path < ib.MTU1024 && last.PathMTU != tt.path {
-			w.Fatalf("%s: path MTU %v", tt.name, last.PathMTU)
+		if tt.path != 0 && tt.path < ib.MTU1024 {
+			expect.MustEqual(w, last.PathMTU, tt.path, "%s: path MTU of the last REQ", tt.name)
 		}
 		if up := len(a.up()) == 1; up != (tt.reqs > tt.times) {
 			w.Fatalf("%s: connections %v", tt.name, a.f.Conns())

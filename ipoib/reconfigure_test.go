@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/mad"
 )
@@ -31,9 +32,9 @@ func TestReconfigure(t *testing.T) {
 	if got := b.got(p); got != 1 {
 		t.Errorf("%d large packets came over the old connection, want 1", got)
 	}
-	if s := a.f.Status(); s.Mode != ModeUC || s.ReceiveMTU != 16388 {
-		t.Errorf("mode %v, Receive MTU %d; want uc and 16388", s.Mode, s.ReceiveMTU)
-	}
+	s := a.f.Status()
+	expect.Equal(t, s.Mode, ModeUC, "Mode")
+	expect.Equal(t, s.ReceiveMTU, 16388, "ReceiveMTU")
 	if n := b.neighbour("10.0.0.1"); n.Link.Flags != ModeUC.Flags() {
 		t.Errorf("the peer knows flags %v, want %v: it was not told", n.Link.Flags, ModeUC.Flags())
 	}

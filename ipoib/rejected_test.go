@@ -41,16 +41,19 @@ func TestBackOff(t *testing.T) {
 			w.Fatalf("reject %v: a's qps has %v elements, want at most 1", reject, len(a.qps))
 		}
 		for _, r := range b.sent {
-			if rej, ok := r.(mad.REJ); ok && reject && rej.Reason != cm.ReasonNoQP {
-				w.Fatalf("REJ %v", rej.Reason) // 4755-3.2-9
+			if rej, ok := r.(mad.REJ); ok && reject {
+				expect.MustEqual(w, rej.Reason, cm.ReasonNoQP, "Reason of a REJ") // 4755-3.2-9
 			}
 		}
 		// the queue is bounded and what is in it goes out or is answered
 		for range 500 {
 			a.ping("10.0.0.2", 60000, true)
 		}
-		if len(a.f.peers.byLink[b.link()].queue) > 64 || a.f.peers.queued > 1<<20 {
-			t.Errorf("queue of %d octets", a.f.peers.queued)
+		if n := len(a.f.peers.byLink[b.link()].queue); n > 64 {
+			t.Errorf("reject %v: %d packets are in the queue, want at most 64", reject, n)
+		}
+		if n := a.f.peers.queued; n > 1<<20 {
+			t.Errorf("reject %v: %d octets are in the queue, want at most %d", reject, n, 1<<20)
 		}
 		w.settle()
 		if a.f.peers.queued != 0 {

@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"ipoibcm/internal/expect"
 	"ipoibcm/wire/mad"
 )
 
@@ -45,9 +46,8 @@ func TestReports(t *testing.T) {
 		}
 		seen[r.String()] = r
 	}
-	if ConnectionLost.Urgent() || !DuplicateAddress.Urgent() {
-		t.Error("a lost connection is urgent, or a duplicate address is not")
-	}
+	expect.Equal(t, ConnectionLost.Urgent(), false, "Urgent of ConnectionLost")
+	expect.Equal(t, DuplicateAddress.Urgent(), true, "Urgent of DuplicateAddress")
 }
 
 // An attempt that failed says why, in a sentence of which no part is missing.

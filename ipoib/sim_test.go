@@ -53,9 +53,8 @@ func TestManySeeds(t *testing.T) {
 		}
 		w.settle()
 		w.agree(a, b)
-		if b.got(p) != 1 || a.got(q) != 1 {
-			w.Fatalf("got %d and %d", b.got(p), a.got(q))
-		}
+		expect.MustEqual(w, b.got(p), 1, "b's copies of p")
+		expect.MustEqual(w, a.got(q), 1, "a's copies of q")
 		if a.f.peers.queued+b.f.peers.queued != 0 {
 			w.Fatalf("%d and %d octets wait", a.f.peers.queued, b.f.peers.queued)
 		}
@@ -189,12 +188,12 @@ func TestGroups(t *testing.T) {
 				w.Fatalf("%s: got %d", dst, b.got(p))
 			}
 		}
-		if path, _ := a.path(ip4(dst)); path.Kind != nexthop.PathGroup || path.MTU != 2044 {
-			w.Fatalf("%s: %+v", dst, path)
-		}
-		if e := a.explain(ip4(dst)); e.Mode != "UD" || e.Path.MTU != 2044 {
-			w.Fatalf("%+v", e)
-		}
+		path, _ := a.path(ip4(dst))
+		expect.MustEqual(w, path.Kind, nexthop.PathGroup, "%s: Kind of the path", dst)
+		expect.MustEqual(w, path.MTU, 2044, "%s: MTU of the path", dst)
+		e := a.explain(ip4(dst))
+		expect.MustEqual(w, e.Mode, "UD", "%s: Mode of the explanation", dst)
+		expect.MustEqual(w, e.Path.MTU, 2044, "%s: MTU of the explanation", dst)
 	}
 	if a.onConn != on {
 		w.Fatalf("multicast on a connection")
@@ -209,9 +208,8 @@ func TestGroups(t *testing.T) {
 	a.ping("239.1.2.3", 3000, true) // with DF: dropped and counted
 	a.output(mustEcho("10.0.0.1", "255.255.255.255", 3000))
 	w.run(time.Second)
-	if len(b.tun) != n || a.counter("drop_oversize") != 2 {
-		w.Fatalf("%d packets, %d drops", len(b.tun)-n, a.counter("drop_oversize"))
-	}
+	expect.MustEqual(w, len(b.tun), n, "number of b's packets")
+	expect.MustEqual(w, a.counter("drop_oversize"), 2, "drop_oversize")
 	a.delAddr("10.0.0.1/24")
 	if path, _ := a.path(ip4("10.0.0.255")); path.Kind != nexthop.PathMiss {
 		w.Fatalf("packets to what was a subnet's broadcast address go by %v, want them to come up", path.Kind)
@@ -297,9 +295,8 @@ func TestNDOnConnection(t *testing.T) {
 	a.step(RecvFrame{Conn: x.Conn, Frame: frameOf(encap.ARP, make([]byte, 56))})
 	a.step(RecvFrame{Conn: x.Conn, Frame: frameOf(0x88ca, make([]byte, 56))})
 	a.step(RecvFrame{Conn: x.Conn, Frame: []byte{8}})
-	if a.counter("drop_arp_on_connection") != 1 || a.counter("drop_malformed_frame") != 2 {
-		w.Fatalf("drops %d %d", a.counter("drop_arp_on_connection"), a.counter("drop_malformed_frame"))
-	}
+	expect.MustEqual(w, a.counter("drop_arp_on_connection"), 1, "drop_arp_on_connection")
+	expect.MustEqual(w, a.counter("drop_malformed_frame"), 2, "drop_malformed_frame")
 }
 
 // The underlay's address changes: everything anew under the new one.

@@ -8,6 +8,7 @@ import (
 
 	"ipoibcm/group"
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/internal/simsm"
 	"ipoibcm/nexthop"
 	"ipoibcm/sa"
@@ -24,9 +25,8 @@ func TestBroadcastGroupDecides(t *testing.T) {
 	a := w.port(1, true, Options{})
 	w.run(4 * time.Second)
 	s := a.f.Status()
-	if s.QKey != 0x1234 || a.ib.qkey != 0x1234 {
-		t.Errorf("Q_Key %v in status and %v of the UD QP, want 0x1234", s.QKey, a.ib.qkey)
-	}
+	expect.Equal(t, s.QKey, 0x1234, "QKey in status")
+	expect.Equal(t, a.ib.qkey, 0x1234, "qkey of the UD QP")
 	if s.UDMTU != 1020 {
 		t.Errorf("UD MTU %d, want 1020", s.UDMTU)
 	}
@@ -351,7 +351,6 @@ func TestSubnetLink(t *testing.T) {
 	w.run(5 * time.Minute)
 	p, q := a.ping("10.0.0.2", 100, true), b.ping("10.0.0.1", 9000, true)
 	w.settle()
-	if a.got(q) != 1 || b.got(p) != 1 {
-		w.Fatalf("got %d and %d packets, want 1 and 1", a.got(q), b.got(p))
-	}
+	expect.MustEqual(w, a.got(q), 1, "a's copies of q")
+	expect.MustEqual(w, b.got(p), 1, "b's copies of p")
 }

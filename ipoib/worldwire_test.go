@@ -34,8 +34,14 @@ func (n *node) checkFrame(fr []byte, connected bool) {
 	// 4755-4-5
 	expect.MustEqual(n.w, fr[2], 0, "%s: fr[2]", n.name)
 	expect.MustEqual(n.w, fr[3], 0, "%s: fr[3]", n.name)
-	if t != encap.IPv4 && t != encap.IPv6 && (connected || t != encap.ARP) {
-		n.w.Fatalf("%s: encapsulation header % x, connected %v", n.name, fr[:4], connected)
+	switch t {
+	case encap.IPv4, encap.IPv6:
+	case encap.ARP:
+		if connected {
+			n.w.Fatalf("%s: ARP on a connection", n.name)
+		}
+	default:
+		n.w.Fatalf("%s: type %v, want IPv4, IPv6 or ARP", n.name, t)
 	}
 	if !connected && len(fr) > n.f.opt.udMTU()+4 {
 		n.w.Fatalf("%s: UD frame of %d octets", n.name, len(fr))
@@ -122,14 +128,21 @@ func (n *node) deliver(by nexthop.Conn, pkt []byte) {
 func (n *node) sendConn(id nexthop.Conn, fr []byte) {
 	w := n.w
 	q := n.qps[id]
-	if q == nil || !q.rts {
+	if q == nil {
+		w.Fatalf("%s: sending on connection %d, which has no queue pair", n.name, id)
+	}
+	if !q.rts {
 		w.Fatalf("%s: sending on connection %d, which is not in RTS", n.name, id)
 	}
 	n.checkFrame(fr, true)
 	for _, c := range n.f.Conns() {
 		// 4755-2.3-1: nothing before the connection is established
-		if c.Conn == id && (c.State != "ESTABLISHED" || !c.Tx || len(fr)-4 > c.MTU) {
-			w.Fatalf("%s: %d octets on connection in state %s tx=%v mtu=%d", n.name, len(fr), c.State, c.Tx, c.MTU)
+		if c.Conn == id {
+			expect.MustEqual(w, c.State, "ESTABLISHED", "%s: State of connection %d", n.name, id)
+			expect.MustEqual(w, c.Tx, true, "%s: Tx of connection %d", n.name, id)
+			if size := len(fr) - 4; size > c.MTU {
+				w.Fatalf("%s: a packet of %d octets on a connection of MTU %d", n.name, size, c.MTU)
+			}
 		}
 	}
 	n.onConn++
@@ -156,9 +169,10 @@ func (n *node) sendConn(id nexthop.Conn, fr []byte) {
 						// IBA volume 1 section 12.7, Starting PSN
 						w.Fatalf("PSNs do not meet: %v sends with %v, %v expects %v", n.name, q.sqPSN, m.name, r.rqPSN)
 					}
-					if len(fr) > r.receive || r.pathMTU != q.pathMTU {
-						w.Fatalf("%d octets into a buffer of %d, path MTU %v and %v", len(fr), r.receive, q.pathMTU, r.pathMTU)
+					if len(fr) > r.receive {
+						w.Fatalf("%d octets into a buffer of %d", len(fr), r.receive)
 					}
+					expect.MustEqual(w, r.pathMTU, q.pathMTU, "path MTU of the other end")
 					r.rx++
 					m.step(CommEst{r.conn})
 					m.recv(RecvFrame{Conn: r.conn, Frame: fr})
@@ -184,8 +198,11 @@ func (w *world) retryExceeded(q *fakeQP) {
 
 func (n *node) sendMAD(m *verbs.MAD) {
 	msg := n.readMAD(m)
-	if m.QPN != ib.QPNGSI || n.f != nil && !n.f.gsi() {
-		n.w.Fatalf("%s sends %v to QP %v of the peer, QP 1 can be had: %v", n.name, msg, m.QPN, n.f.gsi())
+	if m.QPN != ib.QPNGSI {
+		n.w.Fatalf("%s sends %v to QP %v of the peer, want %v", n.name, msg, m.QPN, ib.QPNGSI)
+	}
+	if n.f != nil && !n.f.gsi() {
+		n.w.Fatalf("%s sends %v by QP 1, which it cannot have", n.name, msg)
 	}
 	in := *m
 	in.Local, in.Remote, in.QPN = m.Remote, n.opt.Link.GID, ib.QPNGSI
@@ -301,8 +318,15 @@ func (n *node) checkMAD(msg mad.Message) {
 	}
 	// 4755-3.2-11, 4755-3.2-12, 4755-6-1, 4755-6-3, 4755-6-5, 4755-5.1-1, 4755-9-1
 	var d encap.PrivateData
-	if d.UnmarshalBinary(pd) != nil || d.QPN != n.opt.Link.QPN || d.ReceiveMTU < 1284 && n.f.ipv6 || pd[0] != 0 ||
-		bytes.ContainsFunc(pd[8:], func(r rune) bool { return r != 0 }) {
-		n.w.Fatalf("%s: %v carries private data % x", n.name, msg.Attr(), pd[:12])
+	if err := d.UnmarshalBinary(pd); err != nil {
+		n.w.Fatalf("%s: private data of %v: %v", n.name, msg.Attr(), err)
+	}
+	expect.MustEqual(n.w, d.QPN, n.opt.Link.QPN, "%s: QPN in %v", n.name, msg.Attr())
+	if n.f.ipv6 && d.ReceiveMTU < 1284 {
+		n.w.Fatalf("%s: Receive MTU in %v is %d, want at least 1284", n.name, msg.Attr(), d.ReceiveMTU)
+	}
+	expect.MustEqual(n.w, pd[0], 0, "%s: reserved octet in %v", n.name, msg.Attr())
+	if rest := bytes.Trim(pd[8:], "\x00"); len(rest) > 0 {
+		n.w.Fatalf("%s: %v carries % x behind the header, want only zeros", n.name, msg.Attr(), rest)
 	}
 }

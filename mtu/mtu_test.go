@@ -34,18 +34,20 @@ func TestNegotiate(t *testing.T) {
 		// Both roles compute the same. 4755-5.1-5, 4755-5.1-6, 4755-1-3
 		for _, v := range [][2]uint32{{tt.own, tt.peer}, {tt.peer, tt.own}} {
 			got, err := Negotiate(v[0], v[1], tt.ipv6)
-			var refused *RefusedError
-			switch {
-			case got != tt.want:
-				t.Errorf("%s: got is %v, want %v", tt.name, got, tt.want)
-			case (err != nil) != (tt.want == 0):
-				t.Errorf("%s: err != nil is %v, want %v", tt.name, err != nil, tt.want == 0)
-			case err != nil && !errors.As(err, &refused):
-				t.Errorf("%s: As(err, &refused) is false, want true", tt.name)
+			expect.Equal(t, got, tt.want, "%s: MTU of %d and %d", tt.name, v[0], v[1])
+			if tt.want != 0 {
+				expect.Equal(t, err, nil, "%s: error", tt.name)
+				continue
 			}
 			// 4755-5-2: what is below a protocol's minimum is refused.
-			if err != nil && (refused.Own != v[0] || refused.Peer != v[1] || refused.Got >= refused.Need) {
-				t.Errorf("%s: refusal %+v", tt.name, refused)
+			var refused *RefusedError
+			if !errors.As(err, &refused) {
+				t.Fatalf("%s: the error is %v, want a refusal", tt.name, err)
+			}
+			expect.Equal(t, refused.Own, v[0], "%s: Own of the refusal", tt.name)
+			expect.Equal(t, refused.Peer, v[1], "%s: Peer of the refusal", tt.name)
+			if refused.Got >= refused.Need {
+				t.Errorf("%s: an MTU of %d is refused where %d is needed", tt.name, refused.Got, refused.Need)
 			}
 		}
 	}
@@ -285,17 +287,29 @@ func FuzzDecide(f *testing.F) {
 			return
 		}
 		d := Decide(Packet{Len: n, Dst: a, DF: df, Broadcast: bcast}, NextHop{MTU: m, Pending: pending})
-		switch {
-		case (d.Verdict == Send) != (n <= m):
-			t.Fatalf("send: %+v", d)
-		case d.Verdict == Wait && n > pending && (df || !a.Is4() || pending <= m):
-			t.Fatalf("waits for what will not do: %+v", d)
-		case d.Verdict == Fragment && (df || !a.Is4() || d.MTU < 68 || d.MTU >= n):
-			t.Fatalf("fragment: %+v", d)
-		case d.Verdict == TooBig && (d.MTU >= n || !a.Is4() && d.MTU < 1280):
-			t.Fatalf("too big: %+v", d)
-		case (d.Verdict == Discard) != (d.Reason != 0):
-			t.Fatalf("discard without a reason: %+v", d)
+		expect.Equal(t, d.Verdict == Send, n <= m, "%d octets by an MTU of %d: that they are sent", n, m)
+		expect.Equal(t, d.Reason != 0, d.Verdict == Discard, "%v: that there is a reason to discard", d.Verdict)
+		mayCut := a.Is4() && !df
+		switch d.Verdict {
+		case Wait:
+			if n > pending { // then it is fragmented there
+				expect.Equal(t, mayCut, true, "waits for %d: that it may be fragmented", pending)
+				if pending <= m {
+					t.Errorf("waits for an MTU of %d, which is not above %d", pending, m)
+				}
+			}
+		case Fragment:
+			expect.Equal(t, mayCut, true, "fragment: that it may be")
+			if d.MTU < 68 || d.MTU >= n {
+				t.Errorf("fragments of %d octets, want 68 to %d", d.MTU, n-1)
+			}
+		case TooBig:
+			if d.MTU >= n {
+				t.Errorf("%d octets are too big for an MTU of %d", n, d.MTU)
+			}
+			if a.Is6() && d.MTU < 1280 {
+				t.Errorf("too big for IPv6 with an MTU of %d, want at least 1280", d.MTU)
+			}
 		}
 	})
 }

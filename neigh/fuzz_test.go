@@ -46,18 +46,35 @@ func fuzzStep(t *testing.T, in []byte) {
 			switch a := a.(type) {
 			case Deliver:
 				back(t, waiting, a.Packet)
-				if !validLink(a.LinkAddr) {
-					t.Fatalf("deliver to %v", a.LinkAddr)
-				}
+				checkLink(t, "deliver", a.LinkAddr)
 			case Discard:
 				back(t, waiting, a.Packet)
 			case SendUD:
-				if !a.To.Broadcast && !a.To.Group.IsValid() && !validLink(a.To.LinkAddr) {
-					t.Fatalf("send to %+v", a.To)
+				if !a.To.Broadcast && !a.To.Group.IsValid() {
+					checkLink(t, "send", a.To.LinkAddr)
 				}
 			}
 		}
 		checkTable(t, tab, len(waiting))
+	}
+}
+
+// checkLink checks that what goes to l can go there.
+func checkLink(t *testing.T, what string, l encap.LinkAddr) {
+	t.Helper()
+	if !validLink(l) {
+		t.Fatalf("%s to %v, which is no valid address", what, l)
+	}
+}
+
+// checkQueue checks that no more waits for addr than the options of fuzzing allow.
+func checkQueue(t *testing.T, addr netip.Addr, packets, octets int) {
+	t.Helper()
+	if packets > 3 {
+		t.Fatalf("%d packets wait for %v, want at most 3", packets, addr)
+	}
+	if octets > 40 {
+		t.Fatalf("%d octets wait for %v, want at most 40", octets, addr)
 	}
 }
 
@@ -80,9 +97,7 @@ func checkTable(t *testing.T, tab *Table, waiting int) {
 	for _, n := range tab.Neighbors() {
 		octets += n.QueuedOctets
 		packets += n.QueuedPackets
-		if n.QueuedPackets > 3 || n.QueuedOctets > 40 {
-			t.Fatalf("bound passed: %+v", n)
-		}
+		checkQueue(t, n.IP, n.QueuedPackets, n.QueuedOctets)
 		if n.QueuedPackets > 0 && n.State != StateIncomplete {
 			t.Fatalf("packets wait in %v", n.State)
 		}
@@ -104,8 +119,12 @@ func checkTable(t *testing.T, tab *Table, waiting int) {
 	indexed := 0
 	for key := range tab.byLink {
 		for _, e := range tab.at(key) {
-			if indexed++; e.link.Key() != key || tab.entries[e.ip] != e {
-				t.Fatalf("index of %v holds %v", key, e.ip)
+			indexed++
+			if got := e.link.Key(); got != key {
+				t.Fatalf("the index of %v holds %v, which is at %v", key, e.ip, got)
+			}
+			if tab.entries[e.ip] != e {
+				t.Fatalf("the index of %v holds %v, which is not in the table", key, e.ip)
 			}
 		}
 	}

@@ -130,9 +130,8 @@ func TestComplete(t *testing.T) {
 			t.Errorf("cover from %d, field at %d in a packet of 4 octets", at[0], at[1])
 		}
 	}
-	if c.completed.Load() != 5 || c.malformed.Load() != 5 {
-		t.Errorf("completed %d, malformed %d, want 5 each", c.completed.Load(), c.malformed.Load())
-	}
+	expect.Equal(t, c.completed.Load(), 5, "completed")
+	expect.Equal(t, c.malformed.Load(), 5, "malformed")
 }
 
 // The kernel's packets come with the checksums it would have given them, and it
@@ -204,15 +203,15 @@ func TestTrialIsSlow(t *testing.T) {
 // The trial works here, leaves nothing behind, and what it says is obeyed.
 func TestTrial(t *testing.T) {
 	f := open(t, Options{}) // skips where there are no rights
-	if s := f.Checksums(); !s.On || s.Why != "" {
-		t.Errorf("after the trial: %+v", s)
-	}
-	if s := f.Segments(); !s.On || s.Why != "" {
-		t.Errorf("after the trial: %+v", s)
-	}
-	if s := f.Datagrams(); !s.On || s.Why != "" {
-		t.Errorf("after the trial: %+v", s)
-	}
+	checksums := f.Checksums()
+	expect.Equal(t, checksums.On, true, "On of checksums after the trial")
+	expect.Equal(t, checksums.Why, "", "Why of checksums after the trial")
+	segments := f.Segments()
+	expect.Equal(t, segments.On, true, "On of segments after the trial")
+	expect.Equal(t, segments.Why, "", "Why of segments after the trial")
+	datagrams := f.Datagrams()
+	expect.Equal(t, datagrams.On, true, "On of datagrams after the trial")
+	expect.Equal(t, datagrams.Why, "", "Why of datagrams after the trial")
 	start := time.Now()
 	switch sums, segments, datagrams := tryHeaders(); {
 	case sums != nil:
@@ -250,11 +249,12 @@ func TestTrial(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if sums, segments := g.Checksums(), g.Segments(); sums != tt.sums || segments != tt.segments {
-			t.Errorf("%s: %+v, %+v", name, sums, segments)
-		}
-		if d, s := g.Datagrams(), tt.segments; tt.o.NoDatagrams == tt.o.NoSegments && (d.On != s.On || d.Why != s.Why) {
-			t.Errorf("%s: datagrams %+v, want %v (%q)", name, d, s.On, s.Why)
+		expect.Equal(t, g.Checksums(), tt.sums, "%s: checksums", name)
+		expect.Equal(t, g.Segments(), tt.segments, "%s: segments", name)
+		if tt.o.NoDatagrams == tt.o.NoSegments {
+			d := g.Datagrams()
+			expect.Equal(t, d.On, tt.segments.On, "%s: On of datagrams", name)
+			expect.Equal(t, d.Why, tt.segments.Why, "%s: Why of datagrams", name)
 		}
 		g.Close()
 	}
@@ -337,10 +337,11 @@ func FuzzVerify(f *testing.F) {
 				t.Error("marked, and cannot be completed")
 			}
 		}
-		if valid, ok := verify(p); h[0] != 0 && (!valid || !ok) {
-			t.Error("marked and completed, and not right")
-		}
-		if h[0] != 0 { // zero and all ones are the same checksum
+		if h[0] != 0 {
+			valid, ok := verify(p)
+			expect.Equal(t, ok, true, "marked and completed: whether it was looked at")
+			expect.Equal(t, valid, true, "marked and completed: whether the checksum is right")
+			// zero and all ones are the same checksum
 			s, _ := find(before)
 			copy(before[s.at:], p[s.at:s.at+2])
 		}

@@ -103,8 +103,10 @@ func TestOpen(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if l.Attrs().MTU != MaxMTU || l.Attrs().Index != f.Index() || !strings.HasPrefix(f.Name(), "tun") {
-		t.Errorf("%s: %+v", f.Name(), l.Attrs())
+	expect.Equal(t, l.Attrs().MTU, MaxMTU, "%s: MTU", f.Name())
+	expect.Equal(t, f.Index(), l.Attrs().Index, "%s: Index", f.Name())
+	if !strings.HasPrefix(f.Name(), "tun") {
+		t.Errorf("the name is %q, want it to begin with tun", f.Name())
 	}
 	g, err := Open(Options{Name: "ibcm%d", MTU: 1500})
 	if err != nil {

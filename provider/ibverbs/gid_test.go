@@ -74,13 +74,14 @@ func TestSourceGID(t *testing.T) {
 		{"not ours", gid("10.0.0.3"), gid("10.0.0.9"), -1},
 	} {
 		e, ok := own.source(tt.gid, tt.dst)
-		if ok != (tt.index >= 0) || ok && e.index != tt.index {
-			t.Errorf("%s: index %d, %v; want %d", tt.name, e.index, ok, tt.index)
+		expect.Equal(t, ok, tt.index >= 0, "%s: ok", tt.name)
+		if ok {
+			expect.Equal(t, e.index, tt.index, "%s: index", tt.name)
 		}
 	}
-	if g, ok := own.at(6); !ok || g != gid("10.0.0.2") {
-		t.Errorf("GID at 6 is %v, %v", g, ok)
-	}
+	g, ok := own.at(6)
+	expect.Equal(t, ok, true, "whether there is a GID at 6")
+	expect.Equal(t, g, gid("10.0.0.2"), "GID at 6")
 	if g, ok := own.at(8); ok {
 		t.Errorf("GID at 8 is %v: it is not for us", g)
 	}

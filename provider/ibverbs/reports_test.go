@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 	wire "ipoibcm/wire/sa"
 )
@@ -67,17 +68,15 @@ func TestReports(t *testing.T) {
 	answer := func(p *SAPort, m *SAMAD) {
 		t.Helper()
 		m.Data[methodAt] = byte(wire.MethodReportResp)
-		if err := p.SendSubnet(m, 0); err != nil {
-			t.Fatal(err)
-		}
+		expect.MustEqual(t, p.SendSubnet(m, 0), nil, "error of SendSubnet")
 	}
 	first := hear(ports[0])
 	answer(ports[0], first)
 	second := <-ports[1].SubnetMADs()
 	answer(ports[1], second)
-	if first.LID != 1 || first.Data[methodAt+5] != second.Data[methodAt+5] {
-		t.Errorf("the ports heard %+v and %+v, want the same", first, second)
-	}
+	expect.Equal(t, first.LID, 1, "LID that the first port heard from")
+	tid := func(m *SAMAD) [8]byte { return [8]byte(m.Data[methodAt+5:]) }
+	expect.Equal(t, tid(second), tid(first), "transaction ID that the second port heard")
 	read := func(f *os.File) bool {
 		f.SetReadDeadline(time.Now().Add(10 * time.Second))
 		n, err := f.Read(report)
@@ -87,17 +86,17 @@ func TestReports(t *testing.T) {
 		t.Fatal("nobody answers")
 	}
 	// The other says nothing of the report: the next from it is what it is asked to send now.
-	if err := ports[1].SendSubnet(&SAMAD{LID: 9, QPN: 1}, 0); err != nil {
-		t.Fatal(err)
+	expect.MustEqual(t, ports[1].SendSubnet(&SAMAD{LID: 9, QPN: 1}, 0), nil, "error of SendSubnet")
+	if !read(out[1]) {
+		t.Fatal("the second port sends nothing")
 	}
 	var got umadHeader
-	if !read(out[1]) || got.UnmarshalBinary(report) != nil || got.lid != 9 {
-		t.Errorf("the second port sent %+v, want only what goes to LID 9: both answered", got)
+	expect.MustEqual(t, got.UnmarshalBinary(report), nil, "error of what the second port sent")
+	if got.lid != 9 {
+		t.Errorf("the second port sent to LID %d, want only what goes to LID 9: both answered", got.lid)
 	}
 
-	if err := ports[0].Close(); err != nil {
-		t.Fatal(err)
-	}
+	expect.MustEqual(t, ports[0].Close(), nil, "error of Close")
 	h.put(report)
 	m.AppendBinary(report[:umadHeaderLen])
 	if answer(ports[1], hear(ports[1])); !read(out[1]) {

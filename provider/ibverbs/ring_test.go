@@ -73,8 +73,10 @@ func TestSlots(t *testing.T) {
 		place := uint32(rng.IntN(10))
 		want, ok := posted[place]
 		e, got := s.take(place)
-		if got != ok || ok && (e.id != want || e.sg[0].Buf[0] != byte(want)) {
-			t.Fatalf("took %+v, %v from place %d; want %d, %v", e, got, place, want, ok)
+		expect.MustEqual(t, got, ok, "whether place %d was taken from", place)
+		if ok {
+			expect.MustEqual(t, e.id, want, "ID at place %d", place)
+			expect.MustEqual(t, e.sg[0].Buf[0], byte(want), "first octet at place %d", place)
 		}
 		delete(posted, place)
 	}

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/roce"
 	"ipoibcm/wire/roce/rocetest"
@@ -54,9 +55,11 @@ func TestShow(t *testing.T) {
 				t.Fatalf("%s: out is false, want true", tt.name)
 			}
 			bth := roce.BTH(ip[h.Len():])
-			if ib.GIDFromAddr(h.Dst) != tt.f.dst || bth.DestQPN() != 0x22 || bth.PSN() != ib.PSN(0xffffff).Add(len(got)) ||
-				len(udp) == 0 {
-				t.Errorf("%s: packet %d: %v", tt.name, len(got), bth)
+			expect.Equal(t, ib.GIDFromAddr(h.Dst), tt.f.dst, "%s: destination of packet %d", tt.name, len(got))
+			expect.Equal(t, bth.DestQPN(), 0x22, "%s: DestQPN of packet %d", tt.name, len(got))
+			expect.Equal(t, bth.PSN(), ib.PSN(0xffffff).Add(len(got)), "%s: PSN of packet %d", tt.name, len(got))
+			if len(udp) == 0 {
+				t.Errorf("%s: packet %d is empty", tt.name, len(got))
 			}
 			op := bth.Opcode()
 			got = append(got, op)
@@ -75,12 +78,22 @@ func TestShow(t *testing.T) {
 			t.Errorf("%s: the payload is another", tt.name)
 		}
 	}
+}
+
+// An acknowledgement is shown as one IPv4 packet with a right ICRC.
+func TestShowACK(t *testing.T) {
 	f := flow{transport: ib.RC, src: gid("10.0.0.1"), dst: gid("10.0.0.2"), peer: 5, pkey: 0xffff, hops: 64}
+	shown := 0
 	f.ack(func(_ bool, ip []byte) {
-		if ok, err := rocetest.CheckIP(ip); !ok || err != nil || binary.BigEndian.Uint16(ip[2:]) != uint16(len(ip)) {
-			t.Errorf("acknowledgement: %v, %v\n%x", ok, err, ip)
+		shown++
+		ok, err := rocetest.CheckIP(ip)
+		if err != nil {
+			t.Fatalf("acknowledgement: %v", err)
 		}
+		expect.Equal(t, ok, true, "acknowledgement: whether its ICRC is right")
+		expect.Equal(t, int(binary.BigEndian.Uint16(ip[2:])), len(ip), "acknowledgement: total length")
 	}, true, 3, 4)
+	expect.Equal(t, shown, 1, "number of packets shown")
 }
 
 func TestGather(t *testing.T) {

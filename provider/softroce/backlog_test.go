@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 )
 
@@ -72,9 +73,9 @@ func fillSocket(t *testing.T, v4 bool) (took time.Duration, overtaken uint64) {
 		t.Error("the socket was never full")
 	}
 	for i := range n {
-		if wc := x.next(); wc.ID != uint64(i) || wc.Status != verbs.Success {
-			t.Fatalf("send %d: %+v", i, wc)
-		}
+		wc := x.next()
+		expect.MustEqual(t, wc.ID, uint64(i), "ID of send %d", i)
+		expect.MustEqual(t, wc.Status, verbs.Success, "Status of send %d", i)
 	}
 	for end := time.Now().Add(patience); counter(b, "uc_packets_in")+counter(b, "uc_drop_sequence") < n*packets; {
 		if time.Now().After(end) {
@@ -86,13 +87,12 @@ func fillSocket(t *testing.T, v4 bool) (took time.Duration, overtaken uint64) {
 		return took, overtaken
 	}
 	for i := range n {
-		if wc := y.next(); wc.ID != uint64(i) || wc.ByteLen != size {
-			t.Fatalf("receive %d: %+v", i, wc)
-		}
+		wc := y.next()
+		expect.MustEqual(t, wc.ID, uint64(i), "ID of receive %d", i)
+		expect.MustEqual(t, wc.ByteLen, size, "ByteLen of receive %d", i)
 		got := y.sge(i, size)[0].Buf
-		if got[0] != byte(i) || got[size-1] != byte(i) {
-			t.Errorf("message %d begins with %d and ends with %d", i, got[0], got[size-1])
-		}
+		expect.Equal(t, got[0], byte(i), "first octet of message %d", i)
+		expect.Equal(t, got[size-1], byte(i), "last octet of message %d", i)
 	}
 	return took, 0
 }

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 )
 
@@ -46,14 +47,16 @@ func TestConnected(t *testing.T) {
 	until(t, "a connected socket", func() bool { send(connectAfter); return fd() >= 0 })
 	calls, cut := counter(b, "tx_calls"), counter(b, "tx_connected")
 	send(10)
-	if calls, cut := counter(b, "tx_calls")-calls, counter(b, "tx_connected")-cut; cut != calls || cut < 10 {
-		t.Errorf("%d of %d calls by the connected socket", cut, calls)
+	calls, cut = counter(b, "tx_calls")-calls, counter(b, "tx_connected")-cut
+	expect.Equal(t, cut, calls, "number of calls by the connected socket")
+	if cut < 10 {
+		t.Errorf("%d calls by the connected socket, want at least 10", cut)
 	}
 	sa, err := unix.Getsockname(fd())
 	must(t, err)
-	if sa := sa.(*unix.SockaddrInet6); uint16(sa.Port) != s.port || ib.GID(sa.Addr) != b.Port().GIDs[0] {
-		t.Errorf("bound to %v port %d, want %v port %d", sa.Addr, sa.Port, b.Port().GIDs[0], s.port)
-	}
+	bound := sa.(*unix.SockaddrInet6)
+	expect.Equal(t, uint16(bound.Port), s.port, "port that it is bound to")
+	expect.Equal(t, ib.GID(bound.Addr), b.Port().GIDs[0], "address that it is bound to")
 
 	// Whatever keeps it from sending: nothing is lost.
 	null, err := unix.Open("/dev/null", unix.O_RDWR, 0)
@@ -63,8 +66,10 @@ func TestConnected(t *testing.T) {
 	must(t, unix.Dup2(null, s.conn.fd))
 	s.mu.Unlock()
 	send(1)
-	if lost, drops := counter(b, "tx_connect_lost"), counter(b, "tx_drop_errors"); lost != 1 || drops != 0 || fd() >= 0 {
-		t.Errorf("a socket that fails: %d counted, %d packets lost, socket %d", lost, drops, fd())
+	expect.Equal(t, counter(b, "tx_connect_lost"), 1, "a socket that fails: tx_connect_lost")
+	expect.Equal(t, counter(b, "tx_drop_errors"), 0, "a socket that fails: tx_drop_errors")
+	if n := fd(); n >= 0 {
+		t.Errorf("a socket that fails: descriptor %d is still connected, want none", n)
 	}
 	until(t, "another connected socket", func() bool { send(connectAfter); return fd() >= 0 })
 	b.refresh()
@@ -168,9 +173,7 @@ func TestConnectedOff(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			a, b := pair(t, tt.f, tt.change)
-			if o := a.Offloads()[connected]; o.On != (tt.why == "") || o.Why != tt.why || o.Name != "connected" {
-				t.Errorf("%+v, want why %q", o, tt.why)
-			}
+			checkOffload(t, a.Offloads()[connected], "connected", tt.why)
 			x, y := newEnd(t, a, ib.UD, 16, 4096), newEnd(t, b, ib.UD, 16, 4096)
 			must(t, x.qp.Modify(verbs.QPAttr{State: verbs.StateInit, PKey: ib.DefaultPKey, QKey: 0x1b}))
 			must(t, x.qp.Modify(verbs.QPAttr{State: verbs.StateRTR}))

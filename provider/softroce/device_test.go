@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 )
 
@@ -117,17 +118,18 @@ func TestRCTransfer(t *testing.T) {
 					must(t, err)
 				}
 				for i := range count {
-					if wc := b.next(); wc.Status != verbs.Success || wc.ID != uint64(i) || wc.ByteLen != size {
-						t.Fatalf("receive %d: %+v", i, wc)
-					}
+					wc := b.next()
+					expect.MustEqual(t, wc.Status, verbs.Success, "Status of receive %d", i)
+					expect.MustEqual(t, wc.ID, uint64(i), "ID of receive %d", i)
+					expect.MustEqual(t, wc.ByteLen, size, "ByteLen of receive %d", i)
 					for k, v := range b.sge(i, size)[0].Buf {
 						if v != byte(k*7+i) {
 							t.Fatalf("message %d octet %d is %#x", i, k, v)
 						}
 					}
-					if wc := a.next(); wc.Status != verbs.Success || wc.ID != uint64(i) {
-						t.Fatalf("send %d: %+v", i, wc)
-					}
+					wc = a.next()
+					expect.MustEqual(t, wc.Status, verbs.Success, "Status of send %d", i)
+					expect.MustEqual(t, wc.ID, uint64(i), "ID of send %d", i)
 				}
 				if tt.lose > 0 && counter(da, "rc_retransmits") == 0 {
 					t.Error("nothing was sent again")

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 )
 
@@ -94,8 +95,16 @@ func TestHoldPOff(t *testing.T) {
 	}{{1, true, "GOMAXPROCS is 1: nothing else could run meanwhile"}, {2, false, "switched off"}, {2, true, ""}} {
 		runtime.GOMAXPROCS(tt.procs)
 		a, _ := pair(t, families[0], func(o *Options) { o.HoldP = tt.on })
-		if o := a.Offloads()[hold]; o.On != (tt.why == "") || o.Why != tt.why || o.Name != "hold_p" {
-			t.Errorf("%d, %v: %+v", tt.procs, tt.on, o)
-		}
+		checkOffload(t, a.Offloads()[hold], "hold_p", tt.why)
+	}
+}
+
+// checkOffload checks what status says of the offload name: it is on, unless why says why not.
+func checkOffload(t *testing.T, o verbs.Offload, name, why string) {
+	t.Helper()
+	expect.Equal(t, o.Name, name, "Name of an offload")
+	expect.Equal(t, o.On, why == "", "%s: On where the reason against it is %q", name, why)
+	if o.Why != why {
+		t.Errorf("%s: Why is %q, want %q", name, o.Why, why)
 	}
 }

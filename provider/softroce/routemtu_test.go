@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 )
 
@@ -43,9 +44,9 @@ func TestRouteMTU(t *testing.T) {
 				_, err := y.qp.PostRecv([]verbs.RecvWR{{ID: 1, SG: y.sge(0, 4096)}})
 				must(t, err)
 				x.sendTo(dst, y.qp.QPN(), n)
-				if wc := y.next(); wc.Status != verbs.Success || int(wc.ByteLen) != n+verbs.GRHLen {
-					t.Fatalf("a datagram of %d octets: %+v", n, wc)
-				}
+				wc := y.next()
+				expect.MustEqual(t, wc.Status, verbs.Success, "Status of a datagram of %d octets", n)
+				expect.MustEqual(t, wc.ByteLen, n+verbs.GRHLen, "ByteLen of a datagram of %d octets", n)
 			}
 			arrives(1000)
 			fragmented, refused := counter(a, "tx_fragmented"), counter(a, "tx_drop_too_big")

@@ -8,6 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 )
 
@@ -78,15 +79,11 @@ func TestSpin(t *testing.T) {
 	slow := yield
 	defer func() { yield = slow }()
 	yield = func() {}
-	check := func(what string, got, want bool, hits, misses, late uint64) {
-		t.Helper()
-		if got != want || c.rxSpinHits.Load() != hits || c.rxSpinMisses.Load()+c.rxSpinLate.Load() != misses+late {
-			t.Errorf("%s: %v, %d hits, %d misses, %d late; want %v, %d, %d, %d", what, got,
-				c.rxSpinHits.Load(), c.rxSpinMisses.Load(), c.rxSpinLate.Load(), want, hits, misses, late)
-		}
-		r.pauseEnds = time.Time{} // a busy machine may have been late by itself
-	}
-	check("nothing there", r.spin(fds), false, 0, 1, 0)
+	expect.Equal(t, r.spin(fds), false, "nothing there: what spin returns")
+	expect.Equal(t, c.rxSpinHits.Load(), 0, "nothing there: hits")
+	// A busy machine may have been late by itself.
+	expect.Equal(t, c.rxSpinMisses.Load()+c.rxSpinLate.Load(), 1, "nothing there: misses and late ones")
+	r.pauseEnds = time.Time{}
 	looks := 0
 	yield = func() {
 		if looks++; looks == 3 {
@@ -109,13 +106,13 @@ func TestSpin(t *testing.T) {
 	if !r.spin(fds) {
 		t.Error("somebody takes the processor: what is there was not found")
 	}
-	if n := c.rxSpinLate.Load() - late; n != 1 || r.pauseEnds.IsZero() {
-		t.Errorf("somebody takes the processor: noticed %d times, want 1, pause until %v", n, r.pauseEnds)
+	expect.Equal(t, c.rxSpinLate.Load(), late+1, "somebody takes the processor: late ones")
+	if r.pauseEnds.IsZero() {
+		t.Error("somebody takes the processor: no pause")
 	}
 	r.pauseEnds = time.Now().Add(time.Hour) // it may be over
-	if r.spin(fds) || c.rxSpinLate.Load() != late+1 {
-		t.Error("polls in the pause")
-	}
+	expect.Equal(t, r.spin(fds), false, "in the pause: what spin returns")
+	expect.Equal(t, c.rxSpinLate.Load(), late+1, "in the pause: late ones")
 }
 
 // It needs the P; status says what is off and why.
@@ -134,9 +131,7 @@ func TestBusyPollOff(t *testing.T) {
 			if a.maxHolding < 2 {
 				t.Skip("GOMAXPROCS is 1")
 			}
-			if o := a.Offloads()[busyPoll]; o.On != (tt.why == "") || o.Why != tt.why || o.Name != "busy_poll" {
-				t.Errorf("%+v, want why %q", o, tt.why)
-			}
+			checkOffload(t, a.Offloads()[busyPoll], "busy_poll", tt.why)
 		})
 	}
 }

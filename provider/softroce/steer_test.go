@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/roce"
 )
@@ -119,9 +120,9 @@ func threads(t *testing.T, f family, steered bool, tr ib.Transport) {
 			}
 		}
 		for k := range count {
-			if wc := b.next(); wc.Status != verbs.Success || wc.ID != uint64(k) {
-				t.Fatalf("thread %d: receive %d: %+v", i, k, wc)
-			}
+			wc := b.next()
+			expect.MustEqual(t, wc.Status, verbs.Success, "thread %d: Status of receive %d", i, k)
+			expect.MustEqual(t, wc.ID, uint64(k), "thread %d: ID of receive %d", i, k)
 		}
 		if db.threads[i].count.rxPackets.Load() == before && steered {
 			t.Errorf("thread %d received nothing", i)

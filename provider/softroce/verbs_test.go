@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/internal/long"
 	"ipoibcm/verbs"
 	"ipoibcm/verbs/verbstest"
@@ -71,19 +72,20 @@ func TestOffloadsAreTried(t *testing.T) {
 			must(t, err)
 			_, err = ea.qp.PostSend([]verbs.SendWR{{Flags: verbs.Signaled, SG: ea.sge(0, 20000)}})
 			must(t, err)
-			if wc := eb.next(); wc.Status != verbs.Success || wc.ByteLen != 20000 {
-				t.Errorf("%+v", wc)
-			}
+			wc := eb.next()
+			expect.Equal(t, wc.Status, verbs.Success, "Status")
+			expect.Equal(t, wc.ByteLen, 20000, "ByteLen")
 			for i, o := range a.Offloads()[:hold] {
-				if o.On != tt.on[i] || !strings.HasPrefix(o.Why, tt.why[i]) || (tt.why[i] == "") != (o.Why == "") {
-					t.Errorf("%+v", o)
+				expect.Equal(t, o.On, tt.on[i], "%s: On", o.Name)
+				expect.Equal(t, o.Why == "", tt.why[i] == "", "%s: %q: that no reason is given", o.Name, o.Why)
+				if !strings.HasPrefix(o.Why, tt.why[i]) {
+					t.Errorf("%s: Why is %q, want it to begin with %q", o.Name, o.Why, tt.why[i])
 				}
-				if o.Name == "gso" && (o.Uses > 0) != o.On {
-					t.Errorf("used %d times: %+v", o.Uses, o)
+				if o.Name == "gso" {
+					expect.Equal(t, o.Uses > 0, o.On, "gso: %d uses: that it was used", o.Uses)
 				}
-				if n := counter(a, []string{"tx_gso", "rx_gro"}[i]+"_selftest_failed"); n != tt.failures[i] {
-					t.Errorf("%s: %d failures counted", o.Name, n)
-				}
+				failed := []string{"tx_gso", "rx_gro"}[i] + "_selftest_failed"
+				expect.Equal(t, counter(a, failed), tt.failures[i], "%s", failed)
 			}
 		})
 	}
@@ -109,9 +111,9 @@ func TestTune(t *testing.T) {
 		must(t, err)
 		_, err = ea.qp.PostSend([]verbs.SendWR{{Flags: verbs.Signaled, SG: ea.sge(0, 60000)}})
 		must(t, err)
-		if wc := eb.next(); wc.Status != verbs.Success || wc.ByteLen != 60000 {
-			t.Fatalf("received %+v", wc)
-		}
+		wc := eb.next()
+		expect.MustEqual(t, wc.Status, verbs.Success, "Status")
+		expect.MustEqual(t, wc.ByteLen, 60000, "ByteLen")
 		if wc := ea.next(); wc.Status != verbs.Success {
 			t.Fatalf("sent %+v", wc)
 		}

@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/mad"
 	"ipoibcm/wire/roce"
@@ -73,16 +74,18 @@ func TestDatagramsOnVeth(t *testing.T) {
 		must(t, err)
 		sent := a.sendTo(tt.to, tt.qpn, tt.n)
 		wc := b.next()
-		if wc.Status != verbs.Success || wc.ByteLen != tt.n+verbs.GRHLen || wc.SrcQPN != a.qp.QPN() || wc.Flags&verbs.WithGRH == 0 {
-			t.Fatalf("datagram %d: %+v", i, wc)
-		}
+		expect.MustEqual(t, wc.Status, verbs.Success, "datagram %d: Status", i)
+		expect.MustEqual(t, wc.ByteLen, tt.n+verbs.GRHLen, "datagram %d: ByteLen", i)
+		expect.MustEqual(t, wc.SrcQPN, a.qp.QPN(), "datagram %d: SrcQPN", i)
+		expect.MustEqual(t, wc.Flags&verbs.WithGRH, verbs.WithGRH, "datagram %d: flag for the GRH", i)
 		got := b.region.Buf[:wc.ByteLen]
 		// 4391-6-3
-		if s, d := verbs.GRHAddrs(got, false); s != src || d != tt.to {
-			t.Errorf("datagram %d: GRH says %v to %v", i, s, d)
-		}
-		if got[7] != 7 || got[0] != 0x62 || got[1]&0xf0 != 0 {
-			t.Errorf("datagram %d: hop limit %d, first octets %x", i, got[7], got[:2])
+		s, d := verbs.GRHAddrs(got, false)
+		expect.Equal(t, s, src, "datagram %d: source in the GRH", i)
+		expect.Equal(t, d, tt.to, "datagram %d: destination in the GRH", i)
+		expect.Equal(t, got[7], 7, "datagram %d: hop limit", i)
+		if v := binary.BigEndian.Uint16(got) >> 4; v != 0x620 {
+			t.Errorf("datagram %d: version and traffic class are %#x, want 0x620", i, v)
 		}
 		if !bytes.Equal(got[verbs.GRHLen:], sent) {
 			t.Errorf("datagram %d: payload differs", i)
@@ -125,9 +128,9 @@ func TestBestMessage(t *testing.T) {
 				if wc := x.next(); wc.Status != verbs.Success {
 					t.Fatalf("%+v", wc)
 				}
-				if wc := y.next(); wc.Status != verbs.Success || int(wc.ByteLen) != n {
-					t.Fatalf("%+v", wc)
-				}
+				wc := y.next()
+				expect.MustEqual(t, wc.Status, verbs.Success, "%d octets: Status", n)
+				expect.MustEqual(t, wc.ByteLen, n, "ByteLen")
 				if got := counter(a, "tx_calls") - calls; got != uint64(1+i) {
 					t.Errorf("%d octets: %d calls", n, got)
 				}
@@ -240,9 +243,9 @@ func TestReceiveChecks(t *testing.T) {
 			}
 			continue
 		}
-		if wc := e.next(); wc.Status != verbs.Success || wc.SrcQPN != 77 {
-			t.Errorf("%s: %+v", tt.name, wc)
-		}
+		wc := e.next()
+		expect.Equal(t, wc.Status, verbs.Success, "%s: Status", tt.name)
+		expect.Equal(t, wc.SrcQPN, 77, "%s: SrcQPN", tt.name)
 	}
 }
 
@@ -392,9 +395,9 @@ func TestPortEvents(t *testing.T) {
 	}
 	must(t, netlink.LinkSetMTU(link, 4000))
 	wait(verbs.MTUChange)
-	if p := a.Port(); p.UnderMTU != 4000 || p.MTU != ib.MTU2048 {
-		t.Errorf("after the MTU changed: %+v", p)
-	}
+	p := a.Port()
+	expect.Equal(t, p.UnderMTU, 4000, "UnderMTU after the MTU changed")
+	expect.Equal(t, p.MTU, ib.MTU2048, "MTU after the MTU changed")
 	must(t, netlink.LinkSetDown(link))
 	wait(verbs.PortError)
 	if a.Port().Active {

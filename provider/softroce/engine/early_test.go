@@ -62,9 +62,8 @@ func TestForgedEarly(t *testing.T) {
 			}
 			same(t, "message", dst, src)
 		}
-		if p.a.state != verbs.StateRTS || p.b.state != verbs.StateRTS {
-			t.Errorf("seed %d: the ends are in %v and %v", seed, p.a.state, p.b.state)
-		}
+		expect.Equal(t, p.a.state, verbs.StateRTS, "seed %d: a's state", seed)
+		expect.Equal(t, p.b.state, verbs.StateRTS, "seed %d: b's state", seed)
 		if p.b.Counters().Early == 0 {
 			t.Errorf("seed %d: nothing of %d was kept: this shows nothing", seed, hits)
 		}

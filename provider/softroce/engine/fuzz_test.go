@@ -66,35 +66,76 @@ func hostileRun(t *testing.T, tr ib.Transport, in []byte) {
 				t.Fatalf("output does not end: %d packets", out)
 			}
 			for i := range pkts[:n] {
-				if l := pkts[i].Len(); l%4 != 0 || l > HeaderMax+256 && tr != ib.UD || len(pkts[i].Append(nil)) != l {
-					t.Fatalf("packet of %d octets", l)
-				}
+				checkLength(t, tr, &pkts[i])
 			}
 		}
-		r := &e.req
-		if f, s, p := r.next.Sub(r.una), r.highest.Sub(r.next), r.post.Sub(r.highest); e.State() == verbs.StateRTS && tr == ib.RC && (f < 0 || s < 0 || p < 0) {
-			t.Fatalf("PSNs out of order: %+v", r)
+		if e.State() == verbs.StateRTS && tr == ib.RC {
+			checkPSNs(t, &e.req)
 		}
 		if bufs.out != e.rsp.early.n {
 			t.Fatalf("%d buffers are in use, for %d early packets", bufs.out, e.rsp.early.n)
 		}
-		if m := &r.missing; m.end.Sub(m.next) < 0 || m.next.Before(m.end) && r.highest.Before(m.end) {
-			t.Fatalf("to be sent again: %+v of %+v", m, r)
+		checkMissing(t, &e.req)
+		if n := len(e.rsp.reads); n > 4 {
+			t.Fatalf("%d READs are waiting, want at most 4", n)
 		}
-		if len(e.rsp.reads) > 4 || e.nsend > sends || e.nrecv > recvs {
-			t.Fatalf("%d READs waiting, %d of %d sends and %d of %d receives completed", len(e.rsp.reads), e.nsend, sends, e.nrecv, recvs)
+		if e.nsend > sends {
+			t.Fatalf("%d sends completed, want at most %d", e.nsend, sends)
+		}
+		if e.nrecv > recvs {
+			t.Fatalf("%d receives completed, want at most %d", e.nrecv, recvs)
 		}
 	}
-	if !bytes.Equal(whole[:1024], guard) || !bytes.Equal(whole[2048:3072], guard) {
-		t.Fatal("written outside registered memory")
-	}
+	same(t, "before registered memory", whole[:1024], guard)
+	same(t, "behind registered memory", whole[2048:3072], guard)
 	attr.State = verbs.StateError
 	e.Modify(&attr, now)
 	if bufs.out != 0 {
 		t.Fatalf("in ERR %d buffers of early packets are in use", bufs.out)
 	}
-	if e.nsend != sends || e.nrecv != recvs {
-		t.Fatalf("in ERR %d of %d sends and %d of %d receives have completed", e.nsend, sends, e.nrecv, recvs)
+	if e.nsend != sends {
+		t.Fatalf("in ERR %d sends have completed, want %d", e.nsend, sends)
+	}
+	if e.nrecv != recvs {
+		t.Fatalf("in ERR %d receives have completed, want %d", e.nrecv, recvs)
+	}
+}
+
+// checkLength checks the length that p says it has.
+func checkLength(t *testing.T, tr ib.Transport, p *Packet) {
+	n := p.Len()
+	if n%4 != 0 {
+		t.Fatalf("a packet of %d octets, want a multiple of 4", n)
+	}
+	if tr != ib.UD && n > HeaderMax+256 {
+		t.Fatalf("a packet of %d octets, want at most %d", n, HeaderMax+256)
+	}
+	if got := len(p.Append(nil)); got != n {
+		t.Fatalf("a packet of %d octets says that it has %d", got, n)
+	}
+}
+
+// checkPSNs checks that no PSN of the requester is before one that it follows.
+func checkPSNs(t *testing.T, r *requester) {
+	if n := r.next.Sub(r.una); n < 0 {
+		t.Fatalf("the next PSN %#x is %d before the oldest unacknowledged one %#x", r.next, -n, r.una)
+	}
+	if n := r.highest.Sub(r.next); n < 0 {
+		t.Fatalf("the highest PSN %#x is %d before the next one %#x", r.highest, -n, r.next)
+	}
+	if n := r.post.Sub(r.highest); n < 0 {
+		t.Fatalf("the PSN %#x of the next post is %d before the highest one %#x", r.post, -n, r.highest)
+	}
+}
+
+// checkMissing checks that what the requester sends again was sent before.
+func checkMissing(t *testing.T, r *requester) {
+	m := &r.missing
+	if n := m.end.Sub(m.next); n < 0 {
+		t.Fatalf("%d packets from PSN %#x are to be sent again, want 0 or more", n, m.next)
+	}
+	if m.next.Before(m.end) && r.highest.Before(m.end) {
+		t.Fatalf("PSNs before %#x are to be sent again, but only those before %#x were sent", m.end, r.highest)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"unsafe"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/roce"
 )
@@ -79,8 +80,11 @@ func (p *pump) messageOf(op verbs.Opcode, n int) func() {
 		}
 		done := p.a.nsend
 		p.run()
-		if p.a.nsend != done+1 || op == verbs.Send && p.b.nrecv == 0 {
-			p.t.Fatalf("nothing completed: %+v", p.a.req)
+		if n := p.a.nsend - done; n != 1 {
+			p.t.Fatalf("%d requests completed, want 1", n)
+		}
+		if op == verbs.Send && p.b.nrecv == 0 {
+			p.t.Fatal("no receive completed")
 		}
 	}
 }
@@ -151,9 +155,8 @@ func BenchmarkStages(b *testing.B) {
 					answers.fill(p, p.b, &responder, time.Now())
 					completer += answers.land(p, p.a, &p.src[1])
 				}
-				if p.a.nsend != b.N || p.b.nrecv != b.N {
-					b.Fatalf("%d sent, %d received, want %d", p.a.nsend, p.b.nrecv, b.N)
-				}
+				expect.MustEqual(b, p.a.nsend, b.N, "number of completed sends")
+				expect.MustEqual(b, p.b.nrecv, b.N, "number of completed receives")
 				for _, s := range []struct {
 					name string
 					d    time.Duration

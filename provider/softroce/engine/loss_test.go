@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 )
 
@@ -40,13 +41,19 @@ func TestFlightUnderLoss(t *testing.T) {
 		}
 		send(100)
 		again, out := p.a.Counters().Retransmits, p.a.Counters().PacketsOut
-		switch share := float64(again) / float64(out); {
-		case oneIn == 0 && (again != 0 || p.a.req.limit != window):
-			t.Errorf("nothing lost, %d sent again, %d may be in flight", again, p.a.req.limit)
-		case oneIn >= 300 && share > 0.15, share > 0.4:
-			t.Errorf("one in %d lost: %d of %d packets were sent again (%.2f)", oneIn, again, out, share)
-		case oneIn > 0 && lost < 51200/oneIn/2:
-			t.Errorf("one in %d lost: only %d were", oneIn, lost)
+		most := 0.4
+		switch {
+		case oneIn == 0:
+			most = 0
+			expect.Equal(t, p.a.req.limit, window, "nothing lost: what may be in flight")
+		case oneIn >= 300:
+			most = 0.15
+		}
+		if share := float64(again) / float64(out); share > most {
+			t.Errorf("one in %d lost: %d of %d packets were sent again (%.2f), want at most %v", oneIn, again, out, share, most)
+		}
+		if oneIn > 0 && lost < 51200/oneIn/2 {
+			t.Errorf("one in %d lost: only %d were, want at least %d", oneIn, lost, 51200/oneIn/2)
 		}
 		if lossy = false; oneIn > 0 {
 			send(lossMemory)
@@ -129,9 +136,11 @@ func TestProbeInVain(t *testing.T) {
 			}
 		}
 	}
-	if c := p.a.Counters(); len(flight) != 257 || c.Probes != 1 || c.Retransmits != 1 || len(p.a.send) != 24 {
-		t.Errorf("%d packets, %d probes, %d sent again, %d requests completed", len(flight), c.Probes, c.Retransmits, len(p.a.send))
-	}
+	c := p.a.Counters()
+	expect.Equal(t, len(flight), 257, "number of packets")
+	expect.Equal(t, c.Probes, 1, "Probes")
+	expect.Equal(t, c.Retransmits, 1, "Retransmits")
+	expect.Equal(t, len(p.a.send), 24, "number of completed requests")
 	if h, _ := p.a.Health(); h.Limit != h.Window {
 		t.Errorf("%d may be in flight, want %d", h.Limit, h.Window)
 	}

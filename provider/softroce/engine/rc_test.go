@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 )
 
@@ -120,24 +121,23 @@ func TestRCHostileLink(t *testing.T) {
 		}
 		p.runUntil(func() bool { return len(p.a.send) == msgs })
 		for i, wc := range p.a.send {
-			if wc.ID != uint64(i) || wc.Status != verbs.Success {
-				t.Fatalf("seed %d: completion %d is %+v", seed, i, wc)
-			}
+			expect.MustEqual(t, wc.ID, uint64(i), "seed %d: ID of completion %d", seed, i)
+			expect.MustEqual(t, wc.Status, verbs.Success, "seed %d: Status of completion %d", seed, i)
 		}
 		for i, b := range reads {
 			same(t, "read", b, fill(900, i))
 		}
-		if len(p.b.recv) != recvs {
-			t.Fatalf("seed %d: %d receives, want %d", seed, len(p.b.recv), recvs)
-		}
+		expect.MustEqual(t, len(p.b.recv), recvs, "seed %d: number of receives", seed)
 		for i, wc := range p.b.recv {
-			if wc.ID != uint64(i) || wc.Imm != uint32(i) || wc.ByteLen != len(want[i]) {
-				t.Fatalf("seed %d: receive %d is %+v", seed, i, wc)
-			}
+			expect.MustEqual(t, wc.ID, uint64(i), "seed %d: ID of receive %d", seed, i)
+			expect.MustEqual(t, wc.Imm, uint32(i), "seed %d: Imm of receive %d", seed, i)
+			expect.MustEqual(t, wc.ByteLen, len(want[i]), "seed %d: ByteLen of receive %d", seed, i)
 			same(t, "message", got[i][:wc.ByteLen], want[i])
 		}
-		if c := p.a.Counters(); seed%3 == 2 && rate >= 0.05 && c.Retransmits == 0 {
-			t.Errorf("seed %d: nothing was sent again", seed)
+		if seed%3 == 2 && rate >= 0.05 {
+			if p.a.Counters().Retransmits == 0 {
+				t.Errorf("seed %d: nothing was sent again", seed)
+			}
 		}
 	}
 }
@@ -157,15 +157,17 @@ func TestReadWindow(t *testing.T) {
 		} else {
 			answered++
 		}
-		if len(p.b.rsp.reads) > 4 || p.a.readsOut() > 4 {
-			t.Fatalf("%d READs asked, %d waiting", p.a.readsOut(), len(p.b.rsp.reads))
+		if n := p.a.readsOut(); n > 4 {
+			t.Fatalf("%d READs are asked, want at most 4", n)
+		}
+		if n := len(p.b.rsp.reads); n > 4 {
+			t.Fatalf("%d READs are waiting, want at most 4", n)
 		}
 	}
 	p.run()
 	same(t, "READ", buf, fill(n, 1))
-	if asked != 10 || answered != 10*ReadChunk {
-		t.Errorf("%d requests and %d responses, want 10 and %d", asked, answered, 10*ReadChunk)
-	}
+	expect.Equal(t, asked, 10, "number of requests")
+	expect.Equal(t, answered, 10*ReadChunk, "number of responses")
 }
 
 // TestWQELimits: what is too much is refused when it is posted.

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/roce"
 )
@@ -65,9 +66,8 @@ func TestVectors(t *testing.T) {
 	// V14: no receive. V13: a gap.
 	p.a.post(verbs.SendWR{Opcode: verbs.Send, SG: sg(make([]byte, 33))})
 	out = p.output(p.a)
-	if b := out[0]; b[1] != 0x30 || len(b) != 12+36+4 {
-		t.Errorf("V12: a message of 33 octets became %x", b)
-	}
+	expect.Equal(t, out[0][1], 0x30, "V12: second octet of the BTH")
+	expect.Equal(t, len(out[0]), 12+36+4, "V12: length")
 	p.input(p.b, out[0])
 	check("V14", p.output(p.b), v14)
 	p = vectorPair(t, ib.RC, 0x123456)
