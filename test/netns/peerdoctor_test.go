@@ -27,7 +27,8 @@ func TestDoctorPeer(t *testing.T) {
 		{name: "well", ok: true, says: []string{"is reached as it should be: 5 ok", "pass in both directions",
 			"RC with MTU 65520"}},
 		{name: "firewall", do: func(s *segment) {
-			b := s.hosts[1]
+			a, b := s.hosts[0], s.hosts[1]
+			a.connect(b, "RC") // else a may hear of b, or may not, while it asks
 			nft := exec.Command("nft",
 				"add table inet f; add chain inet f in { type filter hook input priority 0; }; add rule inet f in udp dport "+
 					"4791 drop")
