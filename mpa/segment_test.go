@@ -190,13 +190,18 @@ func TestBadStream(t *testing.T) {
 				case err == nil && !d.Partial():
 					t.Fatalf("octet %d changed, markers %v: Partial is false, want true", at, markers)
 				}
-				if err != nil && err.Code() != CodeCRC && err.Code() != CodeMarker {
-					t.Fatalf("octet %d: %v", at, err)
+				if err == nil {
+					continue
 				}
-				if err != nil {
-					if _, _, ok, again := d.Next(good); ok || again == nil {
-						t.Fatal("something came after an error")
-					}
+				if err.Code() != CodeCRC && err.Code() != CodeMarker {
+					t.Fatalf("octet %d changed: %v has code %v, want %v or %v", at, err, err.Code(), CodeCRC, CodeMarker)
+				}
+				_, _, ok, again := d.Next(good)
+				if ok {
+					t.Fatalf("octet %d changed: a ULPDU came after the error %v", at, err)
+				}
+				if again == nil {
+					t.Fatalf("octet %d changed: no error after the error %v", at, err)
 				}
 			}
 		}
