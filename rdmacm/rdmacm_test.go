@@ -180,15 +180,15 @@ func connect(t *testing.T, a, b *side, port uint16) (ca, cb *Conn) {
 	if cb = <-got; cb == nil {
 		t.FailNow()
 	}
-	if !bytes.HasPrefix(ca.Private(), []byte("of the REP\x00")) || ca.Remote() != addrs[1] || cb.Remote() != addrs[0] {
-		t.Errorf("%q from %v, %v", ca.Private(), ca.Remote(), cb.Remote())
+	if !bytes.HasPrefix(ca.Private(), []byte("of the REP\x00")) {
+		t.Errorf("the active side has private data %q, want that of the REP", ca.Private())
 	}
-	if p := ca.Params(); p.InitiatorDepth != 3 || p.ResponderResources != 5 {
-		t.Errorf("depths %d and %d", p.InitiatorDepth, p.ResponderResources)
-	}
-	if p := cb.Params(); p.InitiatorDepth != 5 || p.ResponderResources != 3 {
-		t.Errorf("depths at the passive side %d and %d", p.InitiatorDepth, p.ResponderResources)
-	}
+	expect.Equal(t, ca.Remote(), addrs[1], "Remote at the active side")
+	expect.Equal(t, cb.Remote(), addrs[0], "Remote at the passive side")
+	expect.Equal(t, ca.Params().InitiatorDepth, 3, "InitiatorDepth at the active side")
+	expect.Equal(t, ca.Params().ResponderResources, 5, "ResponderResources at the active side")
+	expect.Equal(t, cb.Params().InitiatorDepth, 5, "InitiatorDepth at the passive side")
+	expect.Equal(t, cb.Params().ResponderResources, 3, "ResponderResources at the passive side")
 	return ca, cb
 }
 
