@@ -115,8 +115,13 @@ func TestDashboardModel(t *testing.T) {
 		}
 		refs := map[string]bool{}
 		for _, q := range p.Targets {
-			if refs[q.RefID] || q.RefID == "" || q.Expr == "" || q.LegendFormat == "" {
-				t.Errorf("%s: query %+v", p.Title, q)
+			if refs[q.RefID] {
+				t.Errorf("%s: two queries are %q", p.Title, q.RefID)
+			}
+			for what, text := range map[string]string{"ID": q.RefID, "expression": q.Expr, "legend": q.LegendFormat} {
+				if text == "" {
+					t.Errorf("%s: query %q has no %s", p.Title, q.RefID, what)
+				}
 			}
 			refs[q.RefID] = true
 			for _, m := range regexp.MustCompile(`\$\{?(\w+)`).FindAllStringSubmatch(q.Expr, -1) {
