@@ -15,9 +15,8 @@ func up(t testing.TB, client, server Options) *fabric {
 	t.Helper()
 	client.Program = 100003
 	w := pair(t, client, server).connect().run(time.Second)
-	if len(w.client().ready) != 1 || len(w.server().ready) != 1 {
-		w.Fatalf("ready %d and %d times", len(w.client().ready), len(w.server().ready))
-	}
+	expect.MustEqual(w, len(w.client().ready), 1, "how often the client was ready")
+	expect.MustEqual(w, len(w.server().ready), 1, "how often the server was ready")
 	return w
 }
 

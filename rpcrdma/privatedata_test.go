@@ -76,9 +76,8 @@ func TestFindPrivateData(t *testing.T) {
 		{"good inside bad", "f6ab0e18f6" + "f6ab0e1801010307", full, 5},
 	} {
 		got, at := FindPrivateData(unhex(tt.in))
-		if got != tt.want || at != tt.at {
-			t.Errorf("%s: in %s: got %v at %d, want %v at %d", tt.name, tt.in, got, at, tt.want, tt.at)
-		}
+		expect.Equal(t, got, tt.want, "%s: what is in %s", tt.name, tt.in)
+		expect.Equal(t, at, tt.at, "%s: offset in %s", tt.name, tt.in)
 	}
 }
 
@@ -99,12 +98,11 @@ func TestInline(t *testing.T) {
 		{"both silent", DefaultPrivateData(), DefaultPrivateData(), 1024, 1024},
 	} {
 		send, recv := Inline(tt.client, tt.server)
-		if send != tt.toServer || recv != tt.toClient {
-			t.Errorf("%s: client sends %d and receives %d, want %d and %d", tt.name, send, recv, tt.toServer, tt.toClient)
-		}
-		if send, recv := Inline(tt.server, tt.client); send != tt.toClient || recv != tt.toServer {
-			t.Errorf("%s: server sends %d and receives %d, want %d and %d", tt.name, send, recv, tt.toClient, tt.toServer)
-		}
+		expect.Equal(t, send, tt.toServer, "%s: what the client sends", tt.name)
+		expect.Equal(t, recv, tt.toClient, "%s: what the client receives", tt.name)
+		send, recv = Inline(tt.server, tt.client)
+		expect.Equal(t, send, tt.toClient, "%s: what the server sends", tt.name)
+		expect.Equal(t, recv, tt.toServer, "%s: what the server receives", tt.name)
 	}
 }
 
