@@ -17,6 +17,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"ipoibcm/internal/expect"
 )
 
 var dashboardTo = flag.String("dashboard", "",
@@ -88,11 +90,12 @@ func TestDashboardModel(t *testing.T) {
 		if !kinds[p.Type] {
 			t.Errorf("%s: kind %q", p.Title, p.Type)
 		}
-		if p.Datasource.Type != "prometheus" || p.Datasource.UID != "${datasource}" {
-			t.Errorf("%s: data source %+v, want the variable's", p.Title, p.Datasource)
-		}
-		if p.FieldConfig.Defaults.Unit == "" || p.Description == "" {
-			t.Errorf("%s: no unit or no description", p.Title)
+		expect.Equal(t, p.Datasource.Type, "prometheus", "%s: type of the data source", p.Title)
+		expect.Equal(t, p.Datasource.UID, "${datasource}", "%s: UID of the data source", p.Title)
+		for what, text := range map[string]string{"unit": p.FieldConfig.Defaults.Unit, "description": p.Description} {
+			if text == "" {
+				t.Errorf("%s: no %s", p.Title, what)
+			}
 		}
 		g := p.GridPos
 		switch {
