@@ -5,6 +5,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"ipoibcm/internal/expect"
 )
 
 const ms = int64(time.Millisecond)
@@ -180,9 +182,8 @@ func TestDestinationsAreApart(t *testing.T) {
 	w.put(&a, 0, 100, false, 0)
 	w.put(&b, 0, 200, false, 0)
 	w.put(&a, 0, 100, false, 0)
-	if a.Len() != 2 || b.Len() != 1 {
-		t.Errorf("%d and %d packets, want 2 and 1", a.Len(), b.Len())
-	}
+	expect.Equal(t, a.Len(), 2, "Len of a")
+	expect.Equal(t, b.Len(), 1, "Len of b")
 	if b.Octets() != 200 {
 		t.Errorf("%d octets in b, want 200", b.Octets())
 	}
@@ -245,9 +246,9 @@ func TestControlLaw(t *testing.T) {
 	}
 	w := newWorld(t, Options{NoECN: true}, 64)
 	var q Queue
-	if drops, marks := drain(w, &q, 0, 115*ms, ms, 10, 1000, true); drops != 1 || marks != 0 {
-		t.Errorf("without ECN: %d drops and %d marks, want 1 and 0", drops, marks)
-	}
+	drops, marks := drain(w, &q, 0, 115*ms, ms, 10, 1000, true)
+	expect.Equal(t, drops, 1, "without ECN: drops")
+	expect.Equal(t, marks, 0, "without ECN: marks")
 }
 
 // One packet waits for as long as the one before it takes. That is a slow link, and
@@ -307,7 +308,7 @@ func TestDropFattest(t *testing.T) {
 	first := w.put(&q, 2, 3000, false, 0)
 	w.put(&q, 2, 3000, false, 0)
 	got := w.DropFattest(&q, 1, nil)
-	if len(got) != 1 || got[0] != first {
+	if !slices.Equal(got, []int32{first}) {
 		t.Errorf("got %v, want the first packet of flow 2, %d", got, first)
 	}
 	if n := len(w.DropFattest(&q, 1<<20, nil)); n != 1 {

@@ -84,20 +84,27 @@ func TestManyHosts(t *testing.T) {
 				h.cut = false
 			}
 			run(5 * time.Second)
-			for _, h := range hosts {
-				for _, o := range hosts {
-					if h.live && o.live && find(h.tr.Snapshot().Members, o.id) == nil {
-						t.Fatalf("seed %d: %s does not know %s 5s after the last fault: %q", seed, h.id, o.id, ids(h.tr.Snapshot()))
-					}
+			forKnown(hosts, true, func(h, o *simHost, known bool) {
+				if !known {
+					t.Fatalf("seed %d: %s does not know %s 5s after the last fault: %q", seed, h.id, o.id, ids(h.tr.Snapshot()))
 				}
-			}
+			})
 			run(simLease + 2*time.Second - 5*time.Second)
-			for _, h := range hosts {
-				for _, o := range hosts {
-					if h.live && !o.live && find(h.tr.Snapshot().Members, o.id) != nil {
-						t.Fatalf("seed %d: %s knows %s, which died, %v after the last fault", seed, h.id, o.id, simLease+2*time.Second)
-					}
+			forKnown(hosts, false, func(h, o *simHost, known bool) {
+				if known {
+					t.Fatalf("seed %d: %s knows %s, which died, %v after the last fault", seed, h.id, o.id, simLease+2*time.Second)
 				}
+			})
+		}
+	}
+}
+
+// forKnown calls f for each host that lives and each host that does or does not: does the first know the second?
+func forKnown(hosts []*simHost, live bool, f func(h, o *simHost, known bool)) {
+	for _, h := range hosts {
+		for _, o := range hosts {
+			if h.live && o.live == live {
+				f(h, o, find(h.tr.Snapshot().Members, o.id) != nil)
 			}
 		}
 	}

@@ -3,6 +3,8 @@ package mpa
 import (
 	"bytes"
 	"testing"
+
+	"ipoibcm/internal/expect"
 )
 
 // enhancedWord is the first word of the private data of a startup frame.
@@ -38,17 +40,15 @@ func TestULPDepths(t *testing.T) {
 		if got := enhancedWord(reply); got != string(unhex(tt.reply)) {
 			t.Errorf("%s: answered %x, want %s", tt.name, got, tt.reply)
 		}
-		if got := r.Result(); got.IRD != tt.ird || got.ORD != tt.ord {
-			t.Errorf("%s: the responder has IRD %v, ORD %v, want %v, %v", tt.name, got.IRD, got.ORD, tt.ird, tt.ord)
-		}
+		expect.Equal(t, r.Result().IRD, tt.ird, "%s: the responder's IRD", tt.name)
+		expect.Equal(t, r.Result().ORD, tt.ord, "%s: the responder's ORD", tt.name)
 		m.Step(nil, t0, Recv{reply})
 		wantORD := Depth(4)
 		if tt.request[4:] == "0004" {
 			wantORD = 2 // the responder's IRD
 		}
-		if got := m.Result(); got.IRD != 8 || got.ORD != wantORD {
-			t.Errorf("%s: the initiator has IRD %v, ORD %v, want 8, %v", tt.name, got.IRD, got.ORD, wantORD)
-		}
+		expect.Equal(t, m.Result().IRD, 8, "%s: the initiator's IRD", tt.name)
+		expect.Equal(t, m.Result().ORD, wantORD, "%s: the initiator's ORD", tt.name)
 	}
 }
 
@@ -72,9 +72,8 @@ func TestULPDepthsInReply(t *testing.T) {
 		if _, ok := has[Established](acts); !ok {
 			t.Errorf("%s: %+v", tt.words, acts)
 		}
-		if got := m.Result(); got.IRD != tt.ird || got.ORD != tt.ord {
-			t.Errorf("%s: IRD %v, ORD %v, want %v, %v", tt.words, got.IRD, got.ORD, tt.ird, tt.ord)
-		}
+		expect.Equal(t, m.Result().IRD, tt.ird, "%s: IRD", tt.words)
+		expect.Equal(t, m.Result().ORD, tt.ord, "%s: ORD", tt.words)
 	}
 }
 

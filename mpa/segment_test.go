@@ -88,9 +88,8 @@ func TestRTRSegments(t *testing.T) {
 		}
 	}
 	s := Segment{Opcode: OpReadRequest, Last: true, QN: 1, MSN: 1, Payload: ReadRequest{Size: 1}.Append(nil)}
-	if s.RTR() != 0 || dataSegment.RTR() != 0 {
-		t.Error("a message with data is seen as an RTR")
-	}
+	expect.Equal(t, s.RTR(), 0, "RTR of a Read Request for an octet")
+	expect.Equal(t, dataSegment.RTR(), 0, "RTR of a Send with data")
 }
 
 func TestMULPDU(t *testing.T) {
@@ -158,16 +157,18 @@ func TestStream(t *testing.T) {
 		for _, step := range []int{1, 3, 4, 511, 512, 513, 1460, len(stream)} {
 			d := Deframer{Markers: markers, CRC: crc}
 			got, err := frames(&d, stream, step)
-			if err != nil || len(got) != len(want) {
-				t.Fatalf("markers %v CRC %v step %d: %d of %d FPDUs, %v", markers, crc, step, len(got), len(want), err)
+			if err != nil {
+				t.Fatalf("markers %v CRC %v step %d: %v", markers, crc, step, err)
 			}
+			expect.MustEqual(t, len(got), len(want), "markers %v CRC %v step %d: number of FPDUs", markers, crc, step)
 			for k := range got {
 				if !bytes.Equal(got[k], want[k]) {
 					t.Fatalf("markers %v CRC %v step %d: FPDU %d differs", markers, crc, step, k)
 				}
 			}
-			if d.Partial() || cap(d.buf) > 2*MaxULPDU {
-				t.Errorf("left over: partial %v, buffer of %d", d.Partial(), cap(d.buf))
+			expect.Equal(t, d.Partial(), false, "Partial at the end")
+			if cap(d.buf) > 2*MaxULPDU {
+				t.Errorf("left over: a buffer of %d octets, want %d at most", cap(d.buf), 2*MaxULPDU)
 			}
 		}
 	}
@@ -190,13 +191,18 @@ func TestBadStream(t *testing.T) {
 				case err == nil && !d.Partial():
 					t.Fatalf("octet %d changed, markers %v: Partial is false, want true", at, markers)
 				}
-				if err != nil && err.Code() != CodeCRC && err.Code() != CodeMarker {
-					t.Fatalf("octet %d: %v", at, err)
+				if err == nil {
+					continue
 				}
-				if err != nil {
-					if _, _, ok, again := d.Next(good); ok || again == nil {
-						t.Fatal("something came after an error")
-					}
+				if err.Code() != CodeCRC && err.Code() != CodeMarker {
+					t.Fatalf("octet %d changed: %v has code %v, want %v or %v", at, err, err.Code(), CodeCRC, CodeMarker)
+				}
+				_, _, ok, again := d.Next(good)
+				if ok {
+					t.Fatalf("octet %d changed: a ULPDU came after the error %v", at, err)
+				}
+				if again == nil {
+					t.Fatalf("octet %d changed: no error after the error %v", at, err)
 				}
 			}
 		}

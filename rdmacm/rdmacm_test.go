@@ -106,9 +106,9 @@ func (s *side) send(qp verbs.QP, text string) {
 		SG: []verbs.SGE{{Region: s.mem, Buf: s.mem.Buf[:n]}}}}); err != nil {
 		s.t.Fatal(err)
 	}
-	if wc := s.wait(); wc.Status != verbs.Success || wc.Opcode != verbs.Send {
-		s.t.Fatalf("completion %+v", wc)
-	}
+	wc := s.wait()
+	expect.MustEqual(s.t, wc.Status, verbs.Success, "status of a completion")
+	expect.MustEqual(s.t, wc.Opcode, verbs.Send, "opcode of a completion")
 }
 
 func (s *side) expect(text string) {
@@ -180,15 +180,15 @@ func connect(t *testing.T, a, b *side, port uint16) (ca, cb *Conn) {
 	if cb = <-got; cb == nil {
 		t.FailNow()
 	}
-	if !bytes.HasPrefix(ca.Private(), []byte("of the REP\x00")) || ca.Remote() != addrs[1] || cb.Remote() != addrs[0] {
-		t.Errorf("%q from %v, %v", ca.Private(), ca.Remote(), cb.Remote())
+	if !bytes.HasPrefix(ca.Private(), []byte("of the REP\x00")) {
+		t.Errorf("the active side has private data %q, want that of the REP", ca.Private())
 	}
-	if p := ca.Params(); p.InitiatorDepth != 3 || p.ResponderResources != 5 {
-		t.Errorf("depths %d and %d", p.InitiatorDepth, p.ResponderResources)
-	}
-	if p := cb.Params(); p.InitiatorDepth != 5 || p.ResponderResources != 3 {
-		t.Errorf("depths at the passive side %d and %d", p.InitiatorDepth, p.ResponderResources)
-	}
+	expect.Equal(t, ca.Remote(), addrs[1], "Remote at the active side")
+	expect.Equal(t, cb.Remote(), addrs[0], "Remote at the passive side")
+	expect.Equal(t, ca.Params().InitiatorDepth, 3, "InitiatorDepth at the active side")
+	expect.Equal(t, ca.Params().ResponderResources, 5, "ResponderResources at the active side")
+	expect.Equal(t, cb.Params().InitiatorDepth, 5, "InitiatorDepth at the passive side")
+	expect.Equal(t, cb.Params().ResponderResources, 3, "ResponderResources at the passive side")
 	return ca, cb
 }
 
@@ -213,9 +213,8 @@ func TestConnection(t *testing.T) {
 			if err := ends(t, other); !errors.As(err, &d) || d.By != cm.ByPeer {
 				t.Errorf("the other side: %v", err)
 			}
-			if ca.QP().State() != verbs.StateError || cb.QP().State() != verbs.StateError {
-				t.Errorf("%v, %v", ca.QP().State(), cb.QP().State())
-			}
+			expect.Equal(t, ca.QP().State(), verbs.StateError, "state at the active side")
+			expect.Equal(t, cb.QP().State(), verbs.StateError, "state at the passive side")
 			first.Close() // again does nothing
 			if len(a.conns)+len(b.conns)+len(a.byQPN)+len(b.byQPN) != 0 {
 				t.Error("a connection is left")
@@ -495,9 +494,8 @@ func TestOwns(t *testing.T) {
 	defer listens.Close()
 	mu.Lock()
 	for _, m := range seen {
-		if !b.Owns(m) || other.Owns(m) {
-			t.Errorf("attribute %#x: %v, other %v", m.Data[16:18], b.Owns(m), other.Owns(m))
-		}
+		expect.Equal(t, b.Owns(m), true, "attribute %#x: Owns of the host it is for", m.Data[16:18])
+		expect.Equal(t, other.Owns(m), false, "attribute %#x: Owns of another", m.Data[16:18])
 	}
 	if len(seen) < 2 {
 		t.Errorf("%d MADs were seen", len(seen))

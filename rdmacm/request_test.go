@@ -7,6 +7,7 @@ import (
 
 	"ipoibcm/cm"
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/serviceid"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/mad"
@@ -61,9 +62,9 @@ func TestUnreliableREQ(t *testing.T) {
 	}
 	heard := tap(a)
 	request(a, a.qp(), ib.UC, ib.MTU1024)
-	if rej := rejOf(t, heard); rej.Reason != 9 || rej.MessageRejected != 0 {
-		t.Errorf("%v, want reason 9 to the REQ", rej)
-	}
+	rej := rejOf(t, heard)
+	expect.Equal(t, rej.Reason, 9, "reason of the REJ")
+	expect.Equal(t, rej.MessageRejected, 0, "what the REJ refuses")
 }
 
 // REJ 26 says which path MTU would be taken: code 3 is 1024 octets.
@@ -81,9 +82,8 @@ func TestPathMTUIsTold(t *testing.T) {
 	if rej.Reason != 26 {
 		t.Errorf("%v, want reason 26", rej)
 	}
-	if rej.ARILength != 1 || rej.ARI[0] != 3 {
-		t.Errorf("%d octets of information, %#x; want one, 0x3", rej.ARILength, rej.ARI[0])
-	}
+	expect.Equal(t, rej.ARILength, 1, "octets of additional information")
+	expect.Equal(t, rej.ARI[0], 3, "the additional information")
 }
 
 // A request beyond those that wait is refused with REJ 3.

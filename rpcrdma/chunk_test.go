@@ -15,10 +15,16 @@ func up(t testing.TB, client, server Options) *fabric {
 	t.Helper()
 	client.Program = 100003
 	w := pair(t, client, server).connect().run(time.Second)
-	if len(w.client().ready) != 1 || len(w.server().ready) != 1 {
-		w.Fatalf("ready %d and %d times", len(w.client().ready), len(w.server().ready))
-	}
+	expect.MustEqual(w, len(w.client().ready), 1, "how often the client was ready")
+	expect.MustEqual(w, len(w.server().ready), 1, "how often the server was ready")
 	return w
+}
+
+// clean checks that nothing is exposed at the client, and that no end has broken a rule.
+func (w *fabric) clean(name string) {
+	w.Helper()
+	expect.MustEqual(w, w.violations, 0, "%s: violations", name)
+	expect.MustEqual(w, w.client().exposed(), 0, "%s: pieces of memory that are exposed", name)
 }
 
 // one and two are options of ends that speak that version only.
@@ -76,18 +82,18 @@ func TestThresholds(t *testing.T) {
 			if over > 0 {
 				want = ProcNOMSG // V2-2.1-4, V2-5.2.1-4: Long Call, Long Reply
 			}
-			if h.Proc != want || r.Proc != want {
-				w.Fatalf("%s, %d over: %v, %v", tt.name, over, &h, &r)
+			expect.MustEqual(w, h.Proc, want, "%s, %d over: Proc of the call", tt.name, over)
+			expect.MustEqual(w, r.Proc, want, "%s, %d over: Proc of the reply", tt.name, over)
+			if over == 0 {
+				expect.MustEqual(w, len(c.sends[len(c.sends)-1].Data), tt.call, "%s: octets of the call", tt.name)
+				expect.MustEqual(w, len(s.sends[len(s.sends)-1].Data), tt.reply, "%s: octets of the reply", tt.name)
 			}
-			if over == 0 && (len(c.sends[len(c.sends)-1].Data) != tt.call || len(s.sends[len(s.sends)-1].Data) != tt.reply) {
-				w.Fatalf("%s: %d and %d octets", tt.name, len(c.sends[len(c.sends)-1].Data), len(s.sends[len(s.sends)-1].Data))
+			last := s.serves[len(s.serves)-1]
+			expect.MustEqual(w, len(last.Payload), call+40, "%s, %d over: octets of the call that came", tt.name, over)
+			if !bytes.Equal(last.Payload[40:], args(call)) {
+				w.Fatalf("%s, %d over: the call came as %x, want %x", tt.name, over, last.Payload[40:], args(call))
 			}
-			if last := s.serves[len(s.serves)-1]; len(last.Payload) != call+40 || !bytes.Equal(last.Payload[40:], args(call)) {
-				w.Fatalf("%s, %d over: the call came as %d octets", tt.name, over, len(last.Payload))
-			}
-			if w.violations > 0 || c.exposed() > 0 {
-				w.Fatalf("%s: %d violations, %d exposed", tt.name, w.violations, c.exposed())
-			}
+			w.clean(tt.name)
 		}
 	}
 }
@@ -269,13 +275,12 @@ func TestRegistration(t *testing.T) {
 		tt.prepare(c)
 		c.step(Submit{ID: 1, Payload: rpc(20000)})
 		w.run(time.Second)
-		if d := c.result(1); tt.want == ReasonNone && d.Err != nil ||
-			tt.want != ReasonNone && (d.Err == nil || d.Err.Reason != tt.want) {
-			w.Fatalf("%s: %v, want %v", tt.name, d.Err, tt.want)
+		got := ReasonNone
+		if err := c.result(1).Err; err != nil {
+			got = err.Reason
 		}
-		if c.exposed() > 0 || w.violations > 0 {
-			w.Fatalf("%s: %d exposed", tt.name, c.exposed())
-		}
+		expect.MustEqual(w, got, tt.want, "%s: why the call failed", tt.name)
+		w.clean(tt.name)
 		*c = end{Conn: c.Conn, w: w, name: c.name, peer: c.peer, mem: c.mem, regs: c.regs, posted: c.posted,
 			size: c.size, queue: c.queue}
 		c.step(Submit{ID: 2, Payload: rpc(10)}) // the connection is fine
@@ -346,9 +351,10 @@ func TestInvalidation(t *testing.T) {
 		}
 		c.step(tt.submit)
 		w.run(time.Second)
-		if d := c.result(1); d.Err != nil || w.violations > 0 {
-			w.Fatalf("%s: %v, %d violations", tt.name, d.Err, w.violations)
+		if d := c.result(1); d.Err != nil {
+			w.Fatalf("%s: %v", tt.name, d.Err)
 		}
+		expect.MustEqual(w, w.violations, 0, "%s: violations", tt.name)
 		call, _ := c.header(-1)
 		reply, _ := s.header(-1)
 		sent := s.sends[len(s.sends)-1]
@@ -365,13 +371,17 @@ func TestInvalidation(t *testing.T) {
 			w.Fatalf("%s: WithInv is %v, want %v", tt.name, sent.WithInv, tt.want)
 		case tt.want && !call.HasHandle(sent.Invalidate):
 			w.Fatalf("%s: HasHandle(sent.Invalidate) is false, want true", tt.name)
-		case tt.inv && tt.want && sent.Invalidate != call.InvHandle:
-			w.Fatalf("%s: Invalidate is %v, want %v", tt.name, sent.Invalidate, call.InvHandle)
+		}
+		if tt.inv && tt.want {
+			expect.MustEqual(w, sent.Invalidate, call.InvHandle, "%s: Invalidate", tt.name)
 		}
 		// The requester knows what it need not take back itself (8797-3.2-2).
-		if tt.want && (len(released) == 0 || !slices.Contains(released, sent.Invalidate)) ||
-			!tt.want && slices.Max(append(released, 0)) > 0 {
-			w.Fatalf("%s: released %x", tt.name, released)
+		if tt.want {
+			if !slices.Contains(released, sent.Invalidate) {
+				w.Fatalf("%s: released %x, want %x among them", tt.name, released, sent.Invalidate)
+			}
+		} else if slices.Max(append(released, 0)) > 0 {
+			w.Fatalf("%s: released %x as invalidated, want none", tt.name, released)
 		}
 	}
 }

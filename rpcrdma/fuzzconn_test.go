@@ -328,8 +328,11 @@ func (d *fuzzDriver) step(ev Event) {
 	if n := len(d.c.calls); n > 6+1 {
 		d.t.Fatalf("%d calls", n)
 	}
-	if len(d.c.served) > 2 || len(d.c.abandoned) > 4096 {
-		d.t.Fatalf("%d served, %d abandoned", len(d.c.served), len(d.c.abandoned))
+	if n := len(d.c.served); n > 2 {
+		d.t.Fatalf("%d calls are served, want 2 at most", n)
+	}
+	if n := len(d.c.abandoned); n > 4096 {
+		d.t.Fatalf("%d calls are abandoned, want 4096 at most", n)
 	}
 }
 

@@ -3,6 +3,8 @@ package rpcrdma
 import (
 	"encoding/hex"
 	"testing"
+
+	"ipoibcm/internal/expect"
 )
 
 func TestPrivateDataVectors(t *testing.T) {
@@ -74,9 +76,8 @@ func TestFindPrivateData(t *testing.T) {
 		{"good inside bad", "f6ab0e18f6" + "f6ab0e1801010307", full, 5},
 	} {
 		got, at := FindPrivateData(unhex(tt.in))
-		if got != tt.want || at != tt.at {
-			t.Errorf("%s: in %s: got %v at %d, want %v at %d", tt.name, tt.in, got, at, tt.want, tt.at)
-		}
+		expect.Equal(t, got, tt.want, "%s: what is in %s", tt.name, tt.in)
+		expect.Equal(t, at, tt.at, "%s: offset in %s", tt.name, tt.in)
 	}
 }
 
@@ -97,12 +98,11 @@ func TestInline(t *testing.T) {
 		{"both silent", DefaultPrivateData(), DefaultPrivateData(), 1024, 1024},
 	} {
 		send, recv := Inline(tt.client, tt.server)
-		if send != tt.toServer || recv != tt.toClient {
-			t.Errorf("%s: client sends %d and receives %d, want %d and %d", tt.name, send, recv, tt.toServer, tt.toClient)
-		}
-		if send, recv := Inline(tt.server, tt.client); send != tt.toClient || recv != tt.toServer {
-			t.Errorf("%s: server sends %d and receives %d, want %d and %d", tt.name, send, recv, tt.toClient, tt.toServer)
-		}
+		expect.Equal(t, send, tt.toServer, "%s: what the client sends", tt.name)
+		expect.Equal(t, recv, tt.toClient, "%s: what the client receives", tt.name)
+		send, recv = Inline(tt.server, tt.client)
+		expect.Equal(t, send, tt.toClient, "%s: what the server sends", tt.name)
+		expect.Equal(t, recv, tt.toServer, "%s: what the server receives", tt.name)
 	}
 }
 
@@ -112,6 +112,7 @@ func TestInline(t *testing.T) {
 func TestAnnouncedSizeHolds(t *testing.T) {
 	sizes := []int{0, 1024, 1025, 2047, 2048, 4095, 4096, 5000, 5120, 262143, 262144, 300000}
 	decode := func(b byte) int { return 1024 * (1 + int(b)) }
+	inRange := func(size int) bool { return size != 0 && size <= 262144 }
 	for _, send := range sizes {
 		for _, recv := range sizes {
 			for _, client := range []bool{false, true} {
@@ -128,11 +129,11 @@ func TestAnnouncedSizeHolds(t *testing.T) {
 				if want := decode(own[7]); i.RecvInline != want {
 					t.Errorf("receive size %d is announced as %d octets, and %d are expected", recv, want, i.RecvInline)
 				}
-				if n, want := send, decode(own[6]); n != 0 && n <= 262144 && n-n%1024 != want {
-					t.Errorf("send size %d is announced as %d", n, want)
+				if inRange(send) {
+					expect.Equal(t, decode(own[6]), send-send%1024, "what is announced of send size %d", send)
 				}
-				if n, want := recv, decode(own[7]); n != 0 && n <= 262144 && n-n%1024 != want {
-					t.Errorf("receive size %d is announced as %d", n, want)
+				if inRange(recv) {
+					expect.Equal(t, decode(own[7]), recv-recv%1024, "what is announced of receive size %d", recv)
 				}
 			}
 		}

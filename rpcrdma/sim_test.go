@@ -9,6 +9,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"ipoibcm/internal/expect"
 )
 
 var simSeeds = flag.Int("rpcrdma.seeds", 40, "seeds of each simulation; a quarter under the race detector")
@@ -82,8 +84,9 @@ func TestSimulation(t *testing.T) {
 			case sum.versions[2] == 0:
 				t.Errorf("hardly anything happened: no run ended with version 2")
 			}
-			if how.noReturn && (sum.bad > 0 || sum.violations > 0) {
-				t.Errorf("%d calls failed, %d violations", sum.bad, sum.violations)
+			if how.noReturn {
+				expect.Equal(t, sum.bad, 0, "number of failed calls")
+				expect.Equal(t, sum.violations, 0, "number of violations")
 			}
 			if how.twist > 0.1 && sum.dropped < seeds {
 				t.Errorf("hardly anything was refused: %+v", sum)
@@ -225,8 +228,8 @@ func (s *simulation) nothingLeft(w *fabric) {
 		}
 		for r := ReasonShort; r <= ReasonWrongInv; r++ {
 			s.dropped += int(e.Counters()[r])
-			if s.how.noReturn && e.Counters()[r] > 0 && r != ReasonVersion {
-				w.Fatalf("seed %d: %s has counted %v", s.seed, e.name, r)
+			if s.how.noReturn && r != ReasonVersion {
+				expect.MustEqual(w, e.Counters()[r], 0, "seed %d: what %s has counted as %v", s.seed, e.name, r)
 			}
 		}
 	}

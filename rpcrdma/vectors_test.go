@@ -73,13 +73,20 @@ func TestHeaderVectors(t *testing.T) {
 	for _, tt := range vecHeaders {
 		in := unhex(tt.hex)
 		h, payload, err := ParseHeader(in)
-		if err != nil || hex.EncodeToString(payload) != tt.payload || !reflect.DeepEqual(h, tt.h) {
-			t.Errorf("%s:\n got %+v payload %x (%v)\nwant %+v payload %s", tt.name, h, payload, err, tt.h, tt.payload)
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
 			continue
 		}
+		expect.Equal(t, hex.EncodeToString(payload), tt.payload, "%s: the payload", tt.name)
+		if !reflect.DeepEqual(h, tt.h) {
+			t.Errorf("%s:\n got %+v\nwant %+v", tt.name, h, tt.h)
+		}
 		out, err := tt.h.AppendBinary(nil)
-		if out = append(out, payload...); err != nil || !bytes.Equal(out, in) {
-			t.Errorf("%s:\n got %x (%v)\nwant %x", tt.name, out, err, in)
+		if err != nil {
+			t.Errorf("%s: %v, when it is written", tt.name, err)
+		}
+		if out = append(out, payload...); !bytes.Equal(out, in) {
+			t.Errorf("%s:\n got %x\nwant %x", tt.name, out, in)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/serviceid"
 )
 
@@ -27,12 +28,11 @@ func TestNewAndParse(t *testing.T) {
 		id := serviceid.New(tt.form, tt.qpn)
 		var b [8]byte
 		binary.BigEndian.PutUint64(b[:], uint64(id))
-		if got := hex.EncodeToString(b[:]); got != tt.want || id.String() != "0x"+tt.want {
-			t.Errorf("%s: %s, printed %v; want %s", tt.name, got, id, tt.want)
-		}
-		if f, q := serviceid.Parse(id); f != tt.form || q != tt.qpn {
-			t.Errorf("%s: %v is %v of %v", tt.name, id, f, q)
-		}
+		expect.Equal(t, hex.EncodeToString(b[:]), tt.want, "%s: octets", tt.name)
+		expect.Equal(t, id.String(), "0x"+tt.want, "%s: String", tt.name)
+		form, qpn := serviceid.Parse(id)
+		expect.Equal(t, form, tt.form, "%s: form of %v", tt.name, id)
+		expect.Equal(t, qpn, tt.qpn, "%s: QPN of %v", tt.name, id)
 	}
 	if id := serviceid.New(serviceid.RFC, 0xff000048); id != 0x0100000000000048 {
 		t.Errorf("QPN of more than 24 bits: %v", id)
@@ -55,9 +55,9 @@ func TestParseOther(t *testing.T) {
 		{"the range of rdma_cm's TCP port space", 0x0000000001064e20},
 		{"octet 0 has both", 0x1100000000000048},
 	} {
-		if f, q := serviceid.Parse(tt.id); f != serviceid.Other || q != 0 {
-			t.Errorf("%s: %v is %v of %v", tt.name, tt.id, f, q)
-		}
+		form, qpn := serviceid.Parse(tt.id)
+		expect.Equal(t, form, serviceid.Other, "%s: form of %v", tt.name, tt.id)
+		expect.Equal(t, qpn, 0, "%s: QPN of %v", tt.name, tt.id)
 	}
 }
 

@@ -9,9 +9,12 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"ipoibcm/internal/expect"
 )
 
 // unpack returns the files of a report.
@@ -63,9 +66,8 @@ func TestBugreport(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := unpack(t, file)
-	if len(got["a"]) != 5 || len(got["e"]) != 5 {
-		t.Errorf("a and e have %d and %d octets, want 5", len(got["a"]), len(got["e"]))
-	}
+	expect.Equal(t, len(got["a"]), 5, "octets of a")
+	expect.Equal(t, len(got["e"]), 5, "octets of e")
 	if n := len(got["c"]); n != maxReportItem {
 		t.Errorf("c has %d octets, want %d", n, maxReportItem)
 	}
@@ -106,7 +108,7 @@ func TestRedactJSON(t *testing.T) {
 	if v["n"] != 1234567.0 {
 		t.Errorf("a count is %v", v["n"])
 	}
-	if l := v["l"].([]any); l[0] != "redacted" || l[1] != "10.0.0.1" {
-		t.Errorf("a list is %v", l)
+	if got, want := v["l"].([]any)[:2], []any{"redacted", "10.0.0.1"}; !slices.Equal(got, want) {
+		t.Errorf("a list is %v, want %v", got, want)
 	}
 }

@@ -269,9 +269,13 @@ func TestOverriddenValuesAreChecked(t *testing.T) {
 		}
 		_, err := configured(file, strings.Fields(tt.args)...)
 		switch {
-		case tt.want == "" && err != nil:
-			t.Errorf("%s: %v, want no error", tt.name, err)
-		case tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)):
+		case tt.want == "":
+			if err != nil {
+				t.Errorf("%s: %v, want no error", tt.name, err)
+			}
+		case err == nil:
+			t.Errorf("%s: no error, want %q", tt.name, tt.want)
+		case !strings.Contains(err.Error(), tt.want):
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.want)
 		}
 	}

@@ -28,9 +28,7 @@ func FuzzConfig(f *testing.F) {
 			s, err = c.settings()
 		}
 		if err != nil {
-			if text := err.Error(); text == "" || strings.Contains(text, "panic") || strings.Contains(text, "main.") {
-				t.Errorf("error %q", text)
-			}
+			forPeople(t, err)
 			return
 		}
 		switch {
@@ -46,6 +44,20 @@ func FuzzConfig(f *testing.F) {
 			t.Errorf("accepted %+v, settings %+v", c, s)
 		}
 	})
+}
+
+// forPeople checks that an error has words, and none of those of a panic or of our names.
+func forPeople(t *testing.T, err error) {
+	t.Helper()
+	text := err.Error()
+	if text == "" {
+		t.Error("the error is empty")
+	}
+	for _, word := range []string{"panic", "main."} {
+		if strings.Contains(text, word) {
+			t.Errorf("error %q, want it without %q", text, word)
+		}
+	}
 }
 
 // FuzzInterfaces gives run any file with several interfaces. It is refused in words, or they
@@ -70,9 +82,7 @@ func FuzzInterfaces(f *testing.F) {
 			all, err = decodeInterfaces(common, each)
 		}
 		if err != nil {
-			if text := err.Error(); text == "" || strings.Contains(text, "panic") || strings.Contains(text, "main.") {
-				t.Errorf("error %q", text)
-			}
+			forPeople(t, err)
 			return
 		}
 		names := map[string]bool{}

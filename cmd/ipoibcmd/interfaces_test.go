@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"ipoibcm/internal/expect"
 )
 
 const twoInterfaces = `# of one host
@@ -41,9 +43,8 @@ func TestInterfaces(t *testing.T) {
 		{"ib0", "uc", 0xffff, []string{"10.0.0.1/24"}}, {"ib1", "rc", 0x8001, nil},
 	} {
 		c := all[i]
-		if c.Name != want.name || c.Mode != want.mode {
-			t.Errorf("interface %d is %s in mode %s, want %s in %s", i, c.Name, c.Mode, want.name, want.mode)
-		}
+		expect.Equal(t, c.Name, want.name, "name of interface %d", i)
+		expect.Equal(t, c.Mode, want.mode, "mode of interface %d", i)
 		if c.PKey != want.pkey {
 			t.Errorf("%s: P_Key 0x%04x, want 0x%04x", c.Name, c.PKey, want.pkey)
 		}
@@ -51,18 +52,22 @@ func TestInterfaces(t *testing.T) {
 			t.Errorf("%s: addresses %v, want %v", c.Name, c.Addresses, want.addresses)
 		}
 	}
-	if !all[0].Offload.GSO || all[1].Offload.GSO {
-		t.Errorf("GSO is %v and %v, want true and false: a switch is of one interface", all[0].Offload.GSO, all[1].Offload.GSO)
-	}
+	// A switch is of one interface.
+	expect.Equal(t, all[0].Offload.GSO, true, "GSO of interface 0")
+	expect.Equal(t, all[1].Offload.GSO, false, "GSO of interface 1")
 }
 
 // A file without the list is left as it is.
 func TestNoInterfaces(t *testing.T) {
 	for _, text := range []string{"", "name: ib0\n", "- a\n", "name: [\n"} {
 		common, each, err := splitInterfaces([]byte(text))
-		if err != nil || each != nil || string(common) != text {
-			t.Errorf("%q: %q, %d interfaces, %v; want it as it is", text, common, len(each), err)
+		if err != nil {
+			t.Errorf("%q: %v, want it as it is", text, err)
 		}
+		if each != nil {
+			t.Errorf("%q: a list of %d interfaces, want none", text, len(each))
+		}
+		expect.Equal(t, string(common), text, "%q: what is of all interfaces", text)
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"ipoibcm/control"
+	"ipoibcm/internal/expect"
 )
 
 // Where the hosts of the link are found, and what cannot be meant.
@@ -39,11 +40,10 @@ func TestMembership(t *testing.T) {
 		s, err := c.settings()
 		l := s.link
 		got := fmt.Sprintf("%s %v %v %s %v %s", l.kind, l.endpoints, l.tls, l.name, l.every, l.path)
-		if err != nil {
-			got = err.Error()
-		}
-		if err == nil && got != tt.want || !strings.Contains(got, tt.want) {
-			t.Errorf("%q, link %q: got %q, want %q", tt.membership, tt.link, got, tt.want)
+		if err == nil {
+			expect.Equal(t, got, tt.want, "%q, link %q: what was read", tt.membership, tt.link)
+		} else if !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%q, link %q: got %q, want %q", tt.membership, tt.link, err, tt.want)
 		}
 	}
 }

@@ -12,12 +12,21 @@ func TestPeerTextIsPlain(t *testing.T) {
 	var b strings.Builder
 	printPeerStatus(&b, &control.PeerStatus{
 		Status: control.Status{Interface: control.Interface{Name: "ib0\x1b[2J\u009b2J\r"}, Warnings: []string{"w\a"}}}, false)
-	if text := b.String(); strings.ContainsAny(text, "\x1b\u009b\r\a") || !strings.Contains(text, "ib0") ||
-		strings.Count(text, "\n") < 3 {
-		t.Errorf("%q", text)
+	status := b.String()
+	isPlain(t, status, "\x1b\u009b\r\a", "ib0")
+	if n := strings.Count(status, "\n"); n < 3 {
+		t.Errorf("%q has %d lines, want 3 at least", status, n)
 	}
-	if text := plain(eventLine(&control.Event{Kind: "cm", Text: "REQ\n\x1b]0;title"}), ""); strings.ContainsAny(text,
-		"\n\x1b") || !strings.Contains(text, "REQ") {
-		t.Errorf("%q", text)
+	isPlain(t, plain(eventLine(&control.Event{Kind: "cm", Text: "REQ\n\x1b]0;title"}), ""), "\n\x1b", "REQ")
+}
+
+// isPlain checks that text has none of the characters in commands, but has word.
+func isPlain(t *testing.T, text, commands, word string) {
+	t.Helper()
+	if strings.ContainsAny(text, commands) {
+		t.Errorf("%q has one of %q, want none", text, commands)
+	}
+	if !strings.Contains(text, word) {
+		t.Errorf("%q does not have %q", text, word)
 	}
 }

@@ -162,10 +162,14 @@ func TestProbeRPC(t *testing.T) {
 					t.Errorf("%q is not in\n%s", want, text)
 				}
 			}
-			status, text, d = probeRPC(t, addr, "--transport", carrier, "--json", "--rpcrdma", "1", "--version", "9")
-			if status != 1 || d.Outcome != "refused" || d.Agreed != 1 || d.RecvInline != 4096 || d.SendInline != 2048 ||
-				!strings.Contains(d.Status, "versions 3 to 4") {
-				t.Errorf("status %d: %s", status, text)
+			status, _, d = probeRPC(t, addr, "--transport", carrier, "--json", "--rpcrdma", "1", "--version", "9")
+			expect.Equal(t, status, 1, "program version 9: status")
+			expect.Equal(t, d.Outcome, "refused", "program version 9: Outcome")
+			expect.Equal(t, d.Agreed, 1, "program version 9: Agreed")
+			expect.Equal(t, d.RecvInline, 4096, "program version 9: RecvInline")
+			expect.Equal(t, d.SendInline, 2048, "program version 9: SendInline")
+			if !strings.Contains(d.Status, "versions 3 to 4") {
+				t.Errorf("program version 9: Status is %q, want versions 3 to 4 in it", d.Status)
 			}
 			status, _, d = probeRPC(t, addr, "--transport", carrier, "--json", "--vers-only", "--program", "0x20000001")
 			expect.Equal(t, status, 0, "status")

@@ -10,6 +10,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -105,78 +106,92 @@ var mpaProbes = []struct {
 	check           func(t *testing.T, r, i *control.MPAProbe)
 }{
 	{"defaults", "", "", [2]string{"established", "established"}, func(t *testing.T, r, i *control.MPAProbe) {
-		if !i.Settled.Enhanced || i.Settled.IRD != 16 || r.Settled.ORD != 16 || i.Settled.PeerToPeer ||
-			i.Settled.RTR != "none" || i.Settled.CRC {
-			t.Errorf("%+v", i.Settled)
-		}
+		got := *i.Settled
+		got.MULPDU = 0 // of the segment size of TCP
+		expect.Equal(t, got, control.MPASettled{Revision: 2, Enhanced: true, RTR: "none", IRD: 16, ORD: 16}, "Settled")
+		expect.Equal(t, r.Settled.ORD, 16, "the responder's ORD")
 	}},
 	{"peer-to-peer", "--ird 3 --ord 9 --rtr write,read --crc",
 		"--peer-to-peer --ird 8 --ord 4 --rtr read,send --markers", [2]string{"established", "established"},
 		func(t *testing.T, r, i *control.MPAProbe) {
-			if i.Settled.RTR != "read" || r.Settled.RTR != "read" || i.Settled.ORD != 3 || r.Settled.ORD != 8 ||
-				!i.Settled.CRC || !r.Settled.SendMarkers || i.Settled.SendMarkers {
-				t.Errorf("%+v and %+v", i.Settled, r.Settled)
+			expect.Equal(t, i.Settled.RTR, "read", "the initiator's RTR")
+			expect.Equal(t, r.Settled.RTR, "read", "the responder's RTR")
+			expect.Equal(t, i.Settled.ORD, 3, "the initiator's ORD")
+			expect.Equal(t, r.Settled.ORD, 8, "the responder's ORD")
+			expect.Equal(t, i.Settled.CRC, true, "CRC")
+			expect.Equal(t, i.Settled.SendMarkers, false, "the initiator's SendMarkers")
+			expect.Equal(t, r.Settled.SendMarkers, true, "the responder's SendMarkers")
+			expect.Equal(t, *i.Frames[0].Enhanced.IRD, 8, "IRD of the request")
+			expect.Equal(t, *i.Frames[1].Enhanced.ORD, 8, "ORD of the reply")
+			expect.Equal(t, strings.Join(i.Frames[0].Enhanced.RTR, "+"), "send+read", "RTR of the request")
+			if !slices.Contains([]string{"Read Response of 0 octets", ""}, i.FirstMessage) {
+				t.Errorf("the initiator's FirstMessage is %q, want a Read Response of 0 octets or none", i.FirstMessage)
 			}
-			if *i.Frames[0].Enhanced.IRD != 8 || *i.Frames[1].Enhanced.ORD != 8 ||
-				strings.Join(i.Frames[0].Enhanced.RTR, "+") != "send+read" {
-				t.Errorf("%+v", i.Frames)
-			}
-			if i.FirstMessage != "Read Response of 0 octets" && i.FirstMessage != "" ||
-				!strings.HasPrefix(r.FirstMessage, "RTR indication: Read Request") {
-				t.Errorf("%q and %q", i.FirstMessage, r.FirstMessage)
+			if !strings.HasPrefix(r.FirstMessage, "RTR indication: Read Request") {
+				t.Errorf("the responder's FirstMessage is %q, want a Read Request", r.FirstMessage)
 			}
 		}},
 	{"revision 1", "", "--revision 1 --private-data text:hello", [2]string{"established", "established"},
 		func(t *testing.T, r, i *control.MPAProbe) {
-			if i.Settled.Revision != 1 || i.Settled.Enhanced || r.Frames[0].Enhanced != nil ||
-				r.Frames[0].Private.Hex != "68656c6c6f" {
-				t.Errorf("%+v %+v", i.Settled, r.Frames)
+			expect.Equal(t, i.Settled.Revision, 1, "Revision")
+			expect.Equal(t, i.Settled.Enhanced, false, "Enhanced")
+			if e := r.Frames[0].Enhanced; e != nil {
+				t.Errorf("the request has enhanced data %+v, want none", *e)
 			}
+			expect.Equal(t, r.Frames[0].Private.Hex, "68656c6c6f", "private data of the request")
 		}},
 	{"left to the ULP", "", "--ird ulp --ord ulp", [2]string{"established", "established"},
 		func(t *testing.T, r, i *control.MPAProbe) {
 			for _, f := range i.Frames {
-				if f.Enhanced.IRD != nil || f.Enhanced.ORD != nil {
-					t.Errorf("%+v", f.Enhanced)
+				if n := f.Enhanced.IRD; n != nil {
+					t.Errorf("IRD of the %s is %d, want null", f.Kind, *n)
+				}
+				if n := f.Enhanced.ORD; n != nil {
+					t.Errorf("ORD of the %s is %d, want null", f.Kind, *n)
 				}
 			}
 		}},
 	{"RFC 8797", "--private-data f6ab0e1801000303", "--private-data f6ab0e1801010300",
 		[2]string{"established", "established"}, func(t *testing.T, r, i *control.MPAProbe) {
-			if m := r.Frames[0].Private.Meaning; m != "RFC 8797 version 1: remote invalidation yes, send size 4096, "+
-				"receive size 1024" {
-				t.Error(m)
-			}
+			expect.Equal(t, r.Frames[0].Private.Meaning, "RFC 8797 version 1: remote invalidation yes, send size 4096, "+
+				"receive size 1024", "the request's Meaning")
 			if m := i.Frames[1].Private.Meaning; !strings.Contains(m, "invalidation no") {
-				t.Error(m)
+				t.Errorf("the reply's Meaning is %q, want invalidation no in it", m)
 			}
 		}},
 	{"needs more ORD", "--need-ord 20", "", [2]string{"rejected", "rejected"},
 		func(t *testing.T, r, i *control.MPAProbe) {
-			if i.Frames[1].Enhanced == nil || *i.Frames[1].Enhanced.ORD != 20 || !i.Frames[1].Reject || *r.Code != 6 ||
-				r.Clause != "RFC 6581 section 9.1" {
-				t.Errorf("%+v %+v", i, r)
+			reply := i.Frames[1]
+			if reply.Enhanced == nil {
+				t.Fatal("the reply is not enhanced")
 			}
+			expect.Equal(t, *reply.Enhanced.ORD, 20, "ORD of the reply")
+			expect.Equal(t, reply.Reject, true, "Reject of the reply")
+			expect.Equal(t, *r.Code, 6, "the responder's Code")
+			expect.Equal(t, r.Clause, "RFC 6581 section 9.1", "the responder's Clause")
 		}},
 	{"rejected", "--reject", "--peer-to-peer", [2]string{"rejected", "rejected"},
 		func(t *testing.T, r, i *control.MPAProbe) {
-			if i.Clause == "" || i.Reason != "peer_rejected" {
-				t.Errorf("%+v", i)
+			if i.Clause == "" {
+				t.Error("Clause is empty")
 			}
+			expect.Equal(t, i.Reason, "peer_rejected", "Reason")
 		}},
 	{"no RTR in common", "--rtr send", "--peer-to-peer --rtr write", [2]string{"failed", "failed"},
 		func(t *testing.T, r, i *control.MPAProbe) {
-			if *i.Code != 7 || i.Clause != "RFC 6581 section 9.2" || i.Reason != "no_rtr" || *r.Code != 7 ||
-				r.Terminate != "2/0/7 no matching RTR option" {
-				t.Errorf("%+v and %+v", i, r)
-			}
+			expect.Equal(t, *i.Code, 7, "the initiator's Code")
+			expect.Equal(t, i.Clause, "RFC 6581 section 9.2", "the initiator's Clause")
+			expect.Equal(t, i.Reason, "no_rtr", "the initiator's Reason")
+			expect.Equal(t, *r.Code, 7, "the responder's Code")
+			expect.Equal(t, r.Terminate, "2/0/7 no matching RTR option", "the responder's Terminate")
 		}},
 	{"too little IRD", "--need-ord 5 --ord 5", "--ird 4 --max-ird 4", [2]string{"rejected", "rejected"}, nil},
 	{"old responder", "--revision 1", "--peer-to-peer", [2]string{"failed", "failed"},
 		func(t *testing.T, r, i *control.MPAProbe) {
-			if *i.Code != 1 || *r.Code != 4 || r.Reason != "enhanced_request" || r.Counters["enhanced_request"] != 1 {
-				t.Errorf("%+v and %+v", i, r)
-			}
+			expect.Equal(t, *i.Code, 1, "the initiator's Code")
+			expect.Equal(t, *r.Code, 4, "the responder's Code")
+			expect.Equal(t, r.Reason, "enhanced_request", "the responder's Reason")
+			expect.Equal(t, r.Counters["enhanced_request"], 1, "the responder's enhanced_request")
 		}},
 }
 

@@ -278,9 +278,8 @@ func TestPeerArrivals(t *testing.T) {
 	if !gone(mine[0]) {
 		t.Error("a GID with one too many still has its oldest")
 	}
-	if gone(mine[1]) || gone(honest) {
-		t.Error("another was displaced too")
-	}
+	expect.Equal(t, gone(mine[1]), false, "another of the same GID was displaced")
+	expect.Equal(t, gone(honest), false, "that of another GID was displaced")
 	for i := range maxArrivals - maxEndsEach - 1 {
 		s.arrive(ib.GID{14: byte(1 + i>>8), 15: byte(i)})
 	}
@@ -320,15 +319,13 @@ func TestPeerPlaces(t *testing.T) {
 			}
 		}
 	}
-	if taken != maxPeerEnds || s.from[ib.GID{0}] != maxEndsEach {
-		t.Errorf("%d ask, %d of one GID", taken, s.from[ib.GID{0}])
-	}
+	expect.Equal(t, taken, maxPeerEnds, "how many ask")
+	expect.Equal(t, s.from[ib.GID{0}], maxEndsEach, "how many ask of one GID")
 	for range maxEndsEach {
 		s.leave(ib.GID{0})
 	}
-	if !s.enter(ib.GID{9}) || len(s.from) != maxPeerEnds/maxEndsEach {
-		t.Errorf("after leaving: %v", s.from)
-	}
+	expect.Equal(t, s.enter(ib.GID{9}), true, "after leaving: a place for another")
+	expect.Equal(t, len(s.from), maxPeerEnds/maxEndsEach, "after leaving: number of GIDs")
 }
 
 // Peers that ask often do not make the driver answer as often, and one that has

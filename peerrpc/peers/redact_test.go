@@ -171,8 +171,13 @@ func TestNumbersForPeersAreNoIdentifiers(t *testing.T) {
 			}
 		case reflect.String, reflect.Bool:
 		default:
-			if suspect.MatchString(path) && !strings.HasSuffix(path, ".PID") &&
-				!strings.HasPrefix(path, "Status.Underlay.Subnet.") { // LIDs are addresses, which every packet shows
+			if strings.HasSuffix(path, ".PID") {
+				return
+			}
+			if strings.HasPrefix(path, "Status.Underlay.Subnet.") { // LIDs are addresses, which every packet shows
+				return
+			}
+			if suspect.MatchString(path) {
 				t.Errorf("%s is a %v and would be sent as it is", path, typ)
 			}
 		}

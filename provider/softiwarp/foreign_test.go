@@ -54,9 +54,8 @@ func TestInitiatorSendsRTRFirst(t *testing.T) {
 					t.Fatalf("first FPDU is %v", &rtr)
 				}
 				first := p.expect(mpa.OpSend)
-				if first.MSN != tt.msn || string(first.Payload) != "hello" {
-					t.Errorf("first message: MSN %d %q", first.MSN, first.Payload)
-				}
+				expect.Equal(t, first.MSN, tt.msn, "first message: MSN")
+				expect.Equal(t, string(first.Payload), "hello", "first message: Payload")
 				if tt.kind == mpa.RTRRead { // 6581-1.1-1
 					p.segment(mpa.Segment{Opcode: mpa.OpReadResponse, Last: true, STag: 1})
 				}
@@ -119,25 +118,22 @@ func TestFencing(t *testing.T) {
 				expect.Equal(t, len(r.Payload), 0, "length of Payload")
 				expect.Equal(t, r.STag, 1, "STag")
 			}
-			if m := p.expect(mpa.OpSend); string(m.Payload) != "early" || m.MSN != 1 {
-				t.Errorf("%+v", m)
-			}
-			if wc := s.done(); wc.ID != 2 || wc.Status != verbs.Success {
-				t.Fatalf("%+v", wc)
-			}
+			m := p.expect(mpa.OpSend)
+			expect.Equal(t, string(m.Payload), "early", "Payload")
+			expect.Equal(t, m.MSN, 1, "MSN")
+			s.completes(2, verbs.Success)
 			msn := uint32(1)
 			if tt.name == "Send" || tt.user {
 				msn = 2
 			}
 			p.segment(mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: msn, Payload: []byte("data")})
-			if wc := s.done(); wc.ID != 1 || wc.ByteLen != 4 {
-				t.Fatalf("%+v", wc)
-			}
+			wc := s.done()
+			expect.MustEqual(t, wc.ID, 1, "ID of the completion")
+			expect.MustEqual(t, wc.ByteLen, 4, "ByteLen of the completion")
 			// The peer's clean end.
 			_ = p.conn.Close()
-			if ev := s.fatal(); ev.Status != verbs.WRFlushError || s.counter("peer_closed") != 1 {
-				t.Errorf("%+v", ev)
-			}
+			expect.Equal(t, s.fatal().Status, verbs.WRFlushError, "status of the event")
+			expect.Equal(t, s.counter("peer_closed"), 1, "peer_closed")
 		})
 	}
 }
@@ -148,9 +144,7 @@ func TestNotRTR(t *testing.T) {
 	s.recv(1, 10)
 	p.segment(mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 1, Payload: []byte("data")})
 	p.terminated(mpa.CodeNoRTR.Cause())
-	if wc := s.done(); wc.ID != 1 || wc.Status != verbs.WRFlushError {
-		t.Errorf("%+v", wc)
-	}
+	s.completes(1, verbs.WRFlushError)
 	if s.counter("mpa_not_rtr") != 1 {
 		t.Error("not counted")
 	}
@@ -202,9 +196,9 @@ func TestBadFirstFPDU(t *testing.T) {
 func TestNoRTRComes(t *testing.T) {
 	s, p := accepted(t, Options{}, mpa.Options{RTRTimeout: 50 * time.Millisecond}, p2pRequest)
 	p.ended()
-	if ev := s.fatal(); s.qp.State() != verbs.StateError || s.counter("mpa_rtr_timeout") != 1 {
-		t.Errorf("%+v", ev)
-	}
+	s.fatal()
+	expect.Equal(t, s.qp.State(), verbs.StateError, "state")
+	expect.Equal(t, s.counter("mpa_rtr_timeout"), 1, "mpa_rtr_timeout")
 }
 
 // TestInitiatorTerminates: what an initiator cannot work with ends in a Terminate
@@ -315,9 +309,8 @@ func TestBadSegments(t *testing.T) {
 			p.fpdu(tt.ulpdu(s))
 			p.terminated(tt.cause)
 			s.fatal()
-			if n := s.counter("rx_faults_ddp") + s.counter("rx_faults_rdmap"); n != 1 || s.counter("terminates_sent") != 1 {
-				t.Errorf("%d faults counted", n)
-			}
+			expect.Equal(t, s.counter("rx_faults_ddp")+s.counter("rx_faults_rdmap"), 1, "rx_faults_ddp and rx_faults_rdmap")
+			expect.Equal(t, s.counter("terminates_sent"), 1, "terminates_sent")
 			// Both receives come back, none with success.
 			for range 2 {
 				if wc := s.done(); wc.Status == verbs.Success {
@@ -386,9 +379,7 @@ func TestORD(t *testing.T) {
 		p.segment(mpa.Segment{Opcode: mpa.OpReadResponse, Last: true, STag: due[0].SinkSTag, TO: due[0].SinkTO,
 			Payload: []byte{1}})
 		due = due[1:]
-		if wc := s.done(); wc.ID != i || wc.Status != verbs.Success {
-			t.Fatalf("%+v", wc)
-		}
+		s.completes(i, verbs.Success)
 		if i < 3 {
 			take()
 		}
@@ -449,16 +440,19 @@ func TestPeerTerminates(t *testing.T) {
 		s.send(verbs.SendWR{ID: 1, Opcode: verbs.Read, SG: s.mem(make([]byte, 1), 0)})
 		s.recv(2, 10)
 		p.fpdu(mpa.AppendTerminate(nil, cause))
-		if wc := s.done(); wc.ID != 1 || wc.Status != want {
-			t.Errorf("%v: %+v, want %v", cause, wc, want)
-		}
-		if wc := s.done(); wc.ID != 2 || wc.Status != verbs.WRFlushError {
-			t.Errorf("%v: %+v", cause, wc)
-		}
-		if ev := s.fatal(); ev.Status != want || s.counter("terminates_received") != 1 {
-			t.Errorf("%v: %+v", cause, ev)
-		}
+		s.completes(1, want)
+		s.completes(2, verbs.WRFlushError)
+		expect.Equal(t, s.fatal().Status, want, "%v: status of the event", cause)
+		expect.Equal(t, s.counter("terminates_received"), 1, "%v: terminates_received", cause)
 	}
+}
+
+// completes waits for a completion, which must be of that work request and with that status.
+func (s *side) completes(id uint64, want verbs.Status) {
+	s.t.Helper()
+	wc := s.done()
+	expect.MustEqual(s.t, wc.ID, id, "ID of a completion")
+	expect.MustEqual(s.t, wc.Status, want, "status of the completion of %d", id)
 }
 
 // TestNoReceive: a Send is held for RecvTimeout, then the connection ends.
@@ -467,9 +461,8 @@ func TestNoReceive(t *testing.T) {
 	p.fpdu(mpa.AppendRTR(nil, mpa.RTRWrite))
 	p.segment(mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 1})
 	p.terminated(mpa.DDPNoBuffer)
-	if s.counter("receive_waits") != 1 || s.counter("receive_timeouts") != 1 {
-		t.Error("not counted")
-	}
+	expect.Equal(t, s.counter("receive_waits"), 1, "receive_waits")
+	expect.Equal(t, s.counter("receive_timeouts"), 1, "receive_timeouts")
 }
 
 // TestDeafPeer: one that does not read ends the connection after SendTimeout, and
@@ -479,12 +472,8 @@ func TestDeafPeer(t *testing.T) {
 	sg := s.mem(make([]byte, 64<<20), 0)
 	s.send(verbs.SendWR{ID: 1, Opcode: verbs.Send, SG: sg})
 	s.send(verbs.SendWR{ID: 2, Opcode: verbs.Send, SG: sg})
-	if wc := s.done(); wc.ID != 1 || wc.Status != verbs.RetryExceeded {
-		t.Errorf("%+v", wc)
-	}
-	if wc := s.done(); wc.ID != 2 || wc.Status != verbs.WRFlushError {
-		t.Errorf("%+v", wc)
-	}
+	s.completes(1, verbs.RetryExceeded)
+	s.completes(2, verbs.WRFlushError)
 	_ = p.conn.Close()
 }
 
@@ -493,9 +482,8 @@ func TestLost(t *testing.T) {
 	s, p := connected(t, Options{}, p2pOptions, p2pReply)
 	p.write([]byte{0, 18, 0x41})
 	_ = p.conn.(*net.TCPConn).CloseWrite()
-	if ev := s.fatal(); ev.Status != verbs.RetryExceeded || s.counter("connections_lost") != 1 {
-		t.Errorf("%+v", ev)
-	}
+	expect.Equal(t, s.fatal().Status, verbs.RetryExceeded, "status of the event")
+	expect.Equal(t, s.counter("connections_lost"), 1, "connections_lost")
 }
 
 // TestDestroyDelivers: what has completed arrives even if the queue pair is
@@ -561,13 +549,17 @@ func FuzzEngine(f *testing.F) {
 				t.Fatal("too much at once")
 			}
 			e.written()
-			if len(e.responses) > 3 || len(e.reads) > 2 {
-				t.Fatalf("%d responses, %d reads", len(e.responses), len(e.reads))
+			if n := len(e.responses); n > 3 {
+				t.Fatalf("%d responses, want 3 at most", n)
+			}
+			if n := len(e.reads); n > 2 {
+				t.Fatalf("%d reads, want 2 at most", n)
 			}
 		}
 		e.flush(verbs.GeneralError)
-		if sent != 2 || came > 5 {
-			t.Fatalf("%d sends and %d receives completed", sent, came)
+		expect.MustEqual(t, sent, 2, "number of sends that completed")
+		if came > 5 {
+			t.Fatalf("%d receives completed, want 5 at most", came)
 		}
 	})
 }

@@ -67,9 +67,8 @@ func TestStartup(t *testing.T) {
 	expect.Equal(t, bres.IRD, 8, "IRD")
 	expect.Equal(t, bres.ORD, 2, "ORD")
 	expect.Equal(t, strings.Join(trace, " "), ">Req <Rep", "trace")
-	if !b.Fenced() || a.Fenced() {
-		t.Error("wrongly fenced")
-	}
+	expect.Equal(t, b.Fenced(), true, "Fenced of b")
+	expect.Equal(t, a.Fenced(), false, "Fenced of a")
 	if err := b.Write(&mpa.Segment{Opcode: mpa.OpSend, Last: true, MSN: 1}); !errors.Is(err, ErrFenced) {
 		t.Errorf("sent through the fence: %v", err)
 	}

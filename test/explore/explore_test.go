@@ -151,7 +151,10 @@ func TestExplore(t *testing.T) {
 		}
 	}
 	t.Logf("%d states, %d distinct without budgets, in %v", total, len(cores), time.Since(begin).Round(time.Second))
-	if *only == "" && !raceDetector && len(cores) < least {
+	if *only != "" || raceDetector {
+		return // these are not all
+	}
+	if len(cores) < least {
 		t.Errorf("%d distinct states, want %d at least", len(cores), least)
 	}
 }

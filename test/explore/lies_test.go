@@ -14,6 +14,7 @@ import (
 
 	"ipoibcm/cm"
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/ipoib"
 	"ipoibcm/nexthop"
 	"ipoibcm/serviceid"
@@ -521,12 +522,21 @@ func TestForgedRedial(t *testing.T) {
 			for range 60 {
 				sc.deliver()
 				sc.pass(time.Second)
-				if now := sc.a.paths[1]; now != path && (path.Kind == nexthop.PathConn || now.Kind != nexthop.PathUD) {
-					t.Fatalf("%s, in-band %v: the path to b was %+v, now %+v", moment, inband, path, sc.a.paths[1])
+				now := sc.a.paths[1]
+				if now == path {
+					continue
+				}
+				if path.Kind == nexthop.PathConn {
+					t.Fatalf("%s, in-band %v: the path to b is %+v, want the connection %+v", moment, inband, now, path)
+				}
+				if now.Kind != nexthop.PathUD {
+					t.Fatalf("%s, in-band %v: the path to b was %+v, now %+v, want datagrams", moment, inband, path, now)
 				}
 			}
-			if cs := sc.a.f.Conns(); len(cs) != len(sc.a.qps) || len(cs) > 1 {
-				t.Errorf("%s, in-band %v: left over: %+v", moment, inband, cs)
+			cs := sc.a.f.Conns()
+			expect.Equal(t, len(cs), len(sc.a.qps), "%s, in-band %v: connections, one for each queue pair", moment, inband)
+			if len(cs) > 1 {
+				t.Errorf("%s, in-band %v: %d connections, want 1 at most: %+v", moment, inband, len(cs), cs)
 			}
 		}
 	}

@@ -78,7 +78,10 @@ func TestSubnets(t *testing.T) {
 			t.Errorf("%s: given up at %d states", s.name, most)
 		}
 	}
-	if *only == "" && !raceDetector && total < least {
+	if *only != "" || raceDetector {
+		return // these are not all
+	}
+	if total < least {
 		t.Errorf("%d states, want %d at least", total, least)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/test/interop/vm"
 	"ipoibcm/verbs"
 )
@@ -256,9 +257,8 @@ func (e *peer) poll() (c guestWC) {
 func (e *peer) expect(opcode int) guestWC {
 	e.t.Helper()
 	c := e.poll()
-	if c.status != 0 || c.status == 0 && c.opcode != opcode {
-		e.t.Fatalf("completion in the guest is %+v, want opcode %d", c, opcode)
-	}
+	expect.MustEqual(e.t, c.status, 0, "status of the completion of %d in the guest", c.id)
+	expect.MustEqual(e.t, c.opcode, opcode, "opcode of the completion of %d in the guest", c.id)
 	return c
 }
 

@@ -313,8 +313,11 @@ func nfsMessages(t *testing.T, wire *vm.Capture) (got []string) {
 			continue // an ACK was late on a busy machine, and the packet was sent again
 		}
 		seen[at] = true
-		if r[1] != "" || strings.Contains(r[2], "8388608") && !judge.Known(r[3]) {
-			t.Errorf("tshark: packet %s: %s %s", r[0], r[1], r[3])
+		if r[1] != "" {
+			t.Errorf("tshark: packet %s is malformed: %s %s", r[0], r[1], r[3])
+		}
+		if strings.Contains(r[2], "8388608") && !judge.Known(r[3]) {
+			t.Errorf("tshark: packet %s has an error: %s", r[0], r[3])
 		}
 		xid, proc, rpc := r[4], r[6], r[8:]
 		kind := map[string]string{"0": "MSG", "1": "NOMSG", "4": "ERROR"}[proc]

@@ -71,20 +71,18 @@ func TestNFSProbe(t *testing.T) {
 			expect.Equal(t, len(d.NullMS), 3, "length of NullMS")
 			expect.Equal(t, len(d.Counters), 0, "length of Counters")
 			// The kernel's message: 4096 octets both ways, and R not set.
-			if r := d.Received; r.At != 0 || r.Hex != "f6ab0e1801000303" || r.SendSize != 4096 || r.RecvSize != 4096 ||
-				r.RemoteInv || d.RemoteInv {
-				t.Errorf("private data of the kernel: %+v", r)
-			}
-			if d.SendInline != 4096 || d.RecvInline != 4096 {
-				t.Errorf("inline %d and %d", d.SendInline, d.RecvInline)
-			}
-			if d := run("--count", "1", "--send-size", "1024", "--receive-size", "2048", "--rpcrdma",
-				"1"); d.SendInline != 1024 || d.RecvInline != 2048 || d.Refused != 0 {
-				t.Errorf("small sizes: %+v", d)
-			}
-			if d := run("--vers-only"); d.Agreed != 1 || len(d.NullMS) != 0 {
-				t.Errorf("version only: %+v", d)
-			}
+			kernels := control.RPCPrivate{Hex: "f6ab0e1801000303", SendSize: 4096, RecvSize: 4096}
+			expect.Equal(t, *d.Received, kernels, "private data of the kernel")
+			expect.Equal(t, d.RemoteInv, false, "RemoteInv")
+			expect.Equal(t, d.SendInline, 4096, "SendInline")
+			expect.Equal(t, d.RecvInline, 4096, "RecvInline")
+			d = run("--count", "1", "--send-size", "1024", "--receive-size", "2048", "--rpcrdma", "1")
+			expect.Equal(t, d.SendInline, 1024, "small sizes: SendInline")
+			expect.Equal(t, d.RecvInline, 2048, "small sizes: RecvInline")
+			expect.Equal(t, d.Refused, 0, "small sizes: Refused")
+			d = run("--vers-only")
+			expect.Equal(t, d.Agreed, 1, "version only: Agreed")
+			expect.Equal(t, len(d.NullMS), 0, "version only: length of NullMS")
 		})
 	}
 }
@@ -202,8 +200,15 @@ func TestNFSCalls(t *testing.T) {
 				r, err := e.Call(ctx, rpcrdma.Submit{Payload: exchange(tt.owner), MaxReply: tt.max})
 				b := compoundReply(t, r, err)
 				// Its number, its status, the client ID that it gives, and so on.
-				if len(b) < 40 || !bytes.Equal(b[:8], words(opExchangeID, 0)) || binary.BigEndian.Uint64(b[8:]) == 0 {
-					t.Errorf("EXCHANGE_ID %s: %x", what, b)
+				if len(b) < 40 {
+					t.Errorf("EXCHANGE_ID %s: %d octets, want 40 at least: %x", what, len(b), b)
+					continue
+				}
+				if want := words(opExchangeID, 0); !bytes.Equal(b[:8], want) {
+					t.Errorf("EXCHANGE_ID %s: begins with %x, want %x", what, b[:8], want)
+				}
+				if binary.BigEndian.Uint64(b[8:]) == 0 {
+					t.Errorf("EXCHANGE_ID %s: the client ID is 0, want another", what)
 				}
 			}
 			i := e.Info()
@@ -224,8 +229,8 @@ func TestNFSCalls(t *testing.T) {
 			readNumbers(ctx, t, e)
 			e.Close()
 			e.Counters(func(name string, v uint64) {
-				if v != 0 && name != "disconnected" && name != "version" {
-					t.Errorf("%s %d", name, v)
+				if name != "disconnected" && name != "version" {
+					expect.Equal(t, v, 0, "%s", name)
 				}
 			})
 		})
@@ -251,10 +256,11 @@ func readNumbers(ctx context.Context, t *testing.T, e *transport.End) {
 			t.Fatalf("READ of %d at %d: %x", at.n, at.off, b)
 		}
 		got := append(b[len(head):], bytes.Join(r.Results, nil)...)
-		if inline := len(b) - len(head); at.n >= 4096 && (inline != 0 || len(r.Results) != 1) {
-			t.Errorf("READ of %d: %d octets inline, %d results", at.n, inline, len(r.Results))
+		if at.n >= 4096 {
+			expect.Equal(t, len(b)-len(head), 0, "READ of %d: octets inline", at.n)
+			expect.Equal(t, len(r.Results), 1, "READ of %d: number of results", at.n)
 		}
-		if len(got) < len(want) || !bytes.Equal(got[:len(want)], want) {
+		if !bytes.HasPrefix(got, want) {
 			t.Errorf("READ of %d at %d: %d octets, not those of the file", at.n, at.off, len(got))
 		}
 	}

@@ -483,8 +483,9 @@ func (p *pairing) accept(mode string, restart bool) {
 	b.up(p.args(b, mode)...)
 	for _, n := range []*node{a, b} {
 		u := n.status().Underlay
-		if want := n.provider[0]; "--provider="+u.Provider != want || u.Provider == "ibverbs" && u.Device != "rxe0" {
-			n.t.Errorf("%s runs on %s of %s, want %s", n.name, u.Device, u.Provider, want)
+		expect.Equal(n.t, "--provider="+u.Provider, n.provider[0], "what %s runs on", n.name)
+		if u.Provider == "ibverbs" {
+			expect.Equal(n.t, u.Device, "rxe0", "device of %s", n.name)
 		}
 	}
 	p.work(mode)

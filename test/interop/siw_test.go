@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"sync"
 	"testing"
@@ -402,6 +403,41 @@ var siwServers = []struct {
 	{"kernel of revision 1", "siw-rev1", mpa.Options{Revision: 1, Depths: depths}, 1, false, 0},
 }
 
+// serverEnded waits for the end of rping or rdma_server, and checks what it says. rping's server complains that its
+// client is gone.
+func serverEnded(t *testing.T, p *vm.Proc, program string) {
+	t.Helper()
+	out, err := p.Wait(patience)
+	if program == "rdma_server" {
+		if err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+		wantText(t, out, "rdma_server: end 0")
+		return
+	}
+	if errors.Is(err, vm.ErrTimeout) {
+		t.Errorf("%v\n%s", err, out)
+	}
+	wantCount(t, out, "server ping data", siwTurns)
+	wantText(t, out, "server DISCONNECT EVENT")
+}
+
+// wantText checks that a program has said something.
+func wantText(t *testing.T, out, text string) {
+	t.Helper()
+	if !strings.Contains(out, text) {
+		t.Errorf("no %q in\n%s", text, out)
+	}
+}
+
+// wantCount checks how often a program has said something.
+func wantCount(t *testing.T, out, text string, want int) {
+	t.Helper()
+	if got := strings.Count(out, text); got != want {
+		t.Errorf("%q is there %d times, want %d, in\n%s", text, got, want, out)
+	}
+}
+
 // TestSIWServers: we connect to rping and rdma_server over kernel siw.
 func TestSIWServers(t *testing.T) {
 	for _, tt := range siwServers {
@@ -448,15 +484,7 @@ func TestSIWServers(t *testing.T) {
 					if err := e.qp.Destroy(); err != nil {
 						t.Error(err)
 					}
-					// rping's server complains that its client is gone, and ends.
-					out, err := p.Wait(patience)
-					if program == "rdma_server" && (err != nil || !strings.Contains(out, "rdma_server: end 0")) {
-						t.Errorf("%v\n%s", err, out)
-					}
-					if program == "rping" && (strings.Count(out, "server ping data") != siwTurns || !strings.Contains(out,
-						"server DISCONNECT EVENT") || errors.Is(err, vm.ErrTimeout)) {
-						t.Errorf("%v\n%s", err, out)
-					}
+					serverEnded(t, p, program)
 					noFaults(t, d)
 				})
 			}
@@ -543,9 +571,10 @@ func TestSIWClients(t *testing.T) {
 					if err != nil {
 						t.Error(err)
 					}
-					if program == "rping" && strings.Count(out, "ping data") != siwTurns || program == "rdma_client" &&
-						!strings.Contains(out, "rdma_client: end 0") {
-						t.Errorf("\n%s", out)
+					if program == "rping" {
+						wantCount(t, out, "ping data", siwTurns)
+					} else {
+						wantText(t, out, "rdma_client: end 0")
 					}
 					noFaults(t, d)
 				})
@@ -558,12 +587,14 @@ func TestSIWClients(t *testing.T) {
 func noFaults(t *testing.T, d *softiwarp.Device) {
 	t.Helper()
 	d.Counters(func(name string, v uint64) {
-		if v != 0 && (strings.HasPrefix(name, "mpa_") || strings.HasPrefix(name, "rx_faults") || strings.HasPrefix(name,
-			"terminates") || name == "connections_lost") {
-			t.Errorf("%s is %d", name, v)
+		if siwFault.MatchString(name) {
+			expect.Equal(t, v, 0, "%s", name)
 		}
 	})
 }
+
+// siwFault matches the counters of what must not happen.
+var siwFault = regexp.MustCompile(`^(mpa_|rx_faults|terminates|connections_lost$)`)
 
 // TestSIWRefusals: what must not work, and how the kernel says so.
 func TestSIWRefusals(t *testing.T) {

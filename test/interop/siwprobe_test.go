@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"ipoibcm/control"
+	"ipoibcm/internal/expect"
 )
 
 // TestSIWProbe: "ipoibcmd probe mpa" as a process, at both ends of a connection
@@ -64,10 +65,11 @@ func TestSIWProbe(t *testing.T) {
 		c, out, _ := start(fmt.Sprintf("%s:%d", guestIPv4, siwPort), "--peer-to-peer", "--ird", "4", "--ord", "3")
 		p := told(c, out)
 		// siw takes the two depths crosswise and names its choice of RTR.
-		if p.Settled.RTR != "write" || p.Settled.ORD != 3 || p.Settled.IRD != 4 || len(p.Frames) != 2 ||
-			strings.Join(p.Frames[1].Enhanced.RTR, "+") != "write" {
-			t.Errorf("%s", out)
-		}
+		expect.Equal(t, p.Settled.RTR, "write", "RTR")
+		expect.Equal(t, p.Settled.ORD, 3, "ORD")
+		expect.Equal(t, p.Settled.IRD, 4, "IRD")
+		expect.MustEqual(t, len(p.Frames), 2, "length of Frames")
+		expect.Equal(t, strings.Join(p.Frames[1].Enhanced.RTR, "+"), "write", "RTR of the reply")
 	})
 	t.Run("from a client", func(t *testing.T) {
 		c, out, stderr := start("--listen", fmt.Sprintf("%s:%d", hostIPv4, siwPort))
@@ -80,9 +82,8 @@ func TestSIWProbe(t *testing.T) {
 		}
 		defer client.Kill()
 		p := told(c, out)
-		if p.Settled.RTR != "write" || p.FirstMessage != "RTR indication: Write of 0 octets" ||
-			*p.Frames[0].Enhanced.IRD != 1 {
-			t.Errorf("%s", out)
-		}
+		expect.Equal(t, p.Settled.RTR, "write", "RTR")
+		expect.Equal(t, p.FirstMessage, "RTR indication: Write of 0 octets", "FirstMessage")
+		expect.Equal(t, *p.Frames[0].Enhanced.IRD, 1, "IRD of the request")
 	})
 }

@@ -146,34 +146,36 @@ func TestTsharkReadsOurCM(t *testing.T) {
 			hasFields(t, pcap, us+num(4, int(mad.AttrREJ)), with(map[string]string{
 				"infiniband.cm.rej.remotecommid": num(8, uint32(r.RemoteCommID)), "infiniband.cm.rej.msgrej": "0x00",
 				"infiniband.cm.rej.reason": num(4, 28), "infiniband.cm.rej.rejinfolen": "0x00"}))
-
-			// What the QP does: PSNs from where the REP said, acknowledgements whose MSN counts up.
-			psn := c.SendPSN
-			msn := 0
-			for _, p := range dissect(t, pcap, fmt.Sprintf("eth.src == %s && infiniband.bth.destqp == %s", mac(0xfe),
-				num(6, uint32(c.RemoteQPN))),
-				"infiniband.bth.opcode", "infiniband.bth.psn", "infiniband.aeth.syndrome", "infiniband.aeth.msn") {
-				switch p["infiniband.bth.opcode"] {
-				case "4": // SEND only
-					if got := p["infiniband.bth.psn"]; got != fmt.Sprint(uint32(psn)) {
-						t.Errorf("SEND with PSN %s, want %d", got, uint32(psn))
-					}
-					psn = psn.Add(1)
-				case "13", "15", "17": // READ response first and last, ACK
-					n := 0
-					if _, err := fmt.Sscan(p["infiniband.aeth.msn"], &n); err != nil || n < msn ||
-						p["infiniband.aeth.syndrome"] != "31" {
-						t.Errorf("AETH after MSN %d: %v", msn, p)
-					}
-					msn = n
-				}
-			}
-			// READ, SEND, WRITE and SEND of rping's server.
-			if msn != 4 {
-				t.Errorf("the last MSN is %d, want 4", msn)
-			}
+			readQP(t, pcap, c)
 		})
 	}
+}
+
+// readQP reads what the QP does: PSNs from where the REP said, acknowledgements whose MSN counts up.
+func readQP(t *testing.T, pcap string, c cm.ConnInfo) {
+	t.Helper()
+	psn := c.SendPSN
+	msn := 0
+	for _, p := range dissect(t, pcap, fmt.Sprintf("eth.src == %s && infiniband.bth.destqp == %s", mac(0xfe),
+		num(6, uint32(c.RemoteQPN))),
+		"infiniband.bth.opcode", "infiniband.bth.psn", "infiniband.aeth.syndrome", "infiniband.aeth.msn") {
+		switch p["infiniband.bth.opcode"] {
+		case "4": // SEND only
+			expect.Equal(t, p["infiniband.bth.psn"], fmt.Sprint(uint32(psn)), "PSN of a SEND")
+			psn = psn.Add(1)
+		case "13", "15", "17": // READ response first and last, ACK
+			n := 0
+			if _, err := fmt.Sscan(p["infiniband.aeth.msn"], &n); err != nil {
+				t.Errorf("AETH after MSN %d: MSN %q: %v", msn, p["infiniband.aeth.msn"], err)
+			}
+			if n < msn {
+				t.Errorf("AETH after MSN %d: MSN %d, want no less", msn, n)
+			}
+			expect.Equal(t, p["infiniband.aeth.syndrome"], "31", "AETH after MSN %d: syndrome", msn)
+			msn = n
+		}
+	}
+	expect.Equal(t, msn, 4, "the last MSN, after READ, SEND, WRITE and SEND of rping's server")
 }
 
 // TestTsharkReadsIPoIB runs two agents on the segment and compares tshark's
@@ -336,9 +338,9 @@ func readARP(t *testing.T, name, file string, st [2]control.Status) int {
 			from = 1
 		}
 		// A probe for duplicates has no address of its own.
-		if ip := a["arp.src.proto_ipv4"]; got != links[from] || ip != fmt.Sprintf("10.9.0.%d", from+1) &&
-			ip != "0.0.0.0" {
-			t.Errorf("%s: ARP from %s says %s, the agents have %s and %s", name, ip, got, links[0], links[1])
+		expect.Equal(t, got, links[from], "%s: hardware address of ARP from agent %d", name, from)
+		if ip := a["arp.src.proto_ipv4"]; ip != "0.0.0.0" {
+			expect.Equal(t, ip, fmt.Sprintf("10.9.0.%d", from+1), "%s: address of ARP from agent %d", name, from)
 		}
 		if got := strings.TrimLeft(a["infiniband.deth.srcqp"],
 			"0x"); got != strings.TrimLeft(st[from].Interface.UDQPN, "0x") {

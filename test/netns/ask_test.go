@@ -96,13 +96,16 @@ func TestAskPeers(t *testing.T) {
 	var st control.PeerStatus
 	a.reach(b.v6)
 	a.asks(&st, "status", "--peer", "fd00::2")
-	if own := b.status(); st.Path.GID != gid || st.Status.Interface.PID != own.Interface.PID ||
-		len(st.Status.Peers) != len(own.Peers) {
-		t.Errorf("%+v", st)
+	own := b.status()
+	expect.Equal(t, st.Path.GID, gid, "GID")
+	expect.Equal(t, st.Status.Interface.PID, own.Interface.PID, "PID")
+	expect.Equal(t, len(st.Status.Peers), len(own.Peers), "length of Peers")
+	out, errs, code := a.output("status", "--peer", "10.0.0.2", "--control", a.path(".sock"))
+	if code != 0 {
+		t.Errorf("exit status %d, want 0\n%s", code, errs)
 	}
-	if out, errs, code := a.output("status", "--peer", "10.0.0.2", "--control", a.path(".sock")); code != 0 ||
-		!strings.Contains(out, gid) || !strings.Contains(out, "mode rc") {
-		t.Errorf("exit status %d\n%s%s", code, out, errs)
+	if err := containsAll(out, gid, "mode rc"); err != nil {
+		t.Error(err)
 	}
 	f := a.follow("monitor", "--peer", "10.0.0.2", "--control", a.path(".sock"))
 	s.eventually(patience, "the peer's events come", func() error {

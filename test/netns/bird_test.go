@@ -71,7 +71,10 @@ func (r *routed) notExported() {
 				dst, _, _ := strings.Cut(line, " ")
 				a, err := netip.ParseAddr(dst)
 				link := netip.MustParsePrefix("10.0.0.0/24").Contains(a) || netip.MustParsePrefix("fd00::/64").Contains(a)
-				if err == nil && link && !strings.Contains(line, "proto 75") {
+				if err != nil || !link {
+					continue
+				}
+				if !strings.Contains(line, "proto 75") {
 					r.Errorf("%s has a route to a neighbour that somebody exported: %s", h.Name, line)
 				}
 			}

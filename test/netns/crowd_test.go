@@ -199,13 +199,16 @@ func TestResolutionAmongMany(t *testing.T) {
 			us := func(d time.Duration) time.Duration { return d.Round(10 * time.Microsecond) }
 			t.Logf("%8d %6v %8.1f %10v %10v %10v %10v", n, hints, packets, us(first[0]), us(first[len(first)/2]),
 				us(first[len(first)-1]), us(next[len(next)/2]))
-			if hints && packets > 3 {
+			if !hints {
+				continue
+			}
+			if packets > 3 {
 				t.Errorf("%d members: %.1f packets for a resolution, want 3 at most", n, packets)
 			}
 			// What a busy machine makes slow is some of them, even most, and pings that resolve nothing too; what asks
 			// everybody is slow each time.
 			limit := 5*time.Millisecond + 2*next[len(next)/2]
-			if hints && n <= 1000 && first[0] > limit {
+			if n <= 1000 && first[0] > limit {
 				t.Errorf("%d members: the fastest resolution took %v, want %v at most: 5ms and two pings", n, first[0], limit)
 			}
 		}

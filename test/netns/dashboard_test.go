@@ -17,6 +17,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"ipoibcm/internal/expect"
 )
 
 var dashboardTo = flag.String("dashboard", "",
@@ -88,11 +90,12 @@ func TestDashboardModel(t *testing.T) {
 		if !kinds[p.Type] {
 			t.Errorf("%s: kind %q", p.Title, p.Type)
 		}
-		if p.Datasource.Type != "prometheus" || p.Datasource.UID != "${datasource}" {
-			t.Errorf("%s: data source %+v, want the variable's", p.Title, p.Datasource)
-		}
-		if p.FieldConfig.Defaults.Unit == "" || p.Description == "" {
-			t.Errorf("%s: no unit or no description", p.Title)
+		expect.Equal(t, p.Datasource.Type, "prometheus", "%s: type of the data source", p.Title)
+		expect.Equal(t, p.Datasource.UID, "${datasource}", "%s: UID of the data source", p.Title)
+		for what, text := range map[string]string{"unit": p.FieldConfig.Defaults.Unit, "description": p.Description} {
+			if text == "" {
+				t.Errorf("%s: no %s", p.Title, what)
+			}
 		}
 		g := p.GridPos
 		switch {
@@ -115,8 +118,13 @@ func TestDashboardModel(t *testing.T) {
 		}
 		refs := map[string]bool{}
 		for _, q := range p.Targets {
-			if refs[q.RefID] || q.RefID == "" || q.Expr == "" || q.LegendFormat == "" {
-				t.Errorf("%s: query %+v", p.Title, q)
+			if refs[q.RefID] {
+				t.Errorf("%s: two queries are %q", p.Title, q.RefID)
+			}
+			for what, text := range map[string]string{"ID": q.RefID, "expression": q.Expr, "legend": q.LegendFormat} {
+				if text == "" {
+					t.Errorf("%s: query %q has no %s", p.Title, q.RefID, what)
+				}
 			}
 			refs[q.RefID] = true
 			for _, m := range regexp.MustCompile(`\$\{?(\w+)`).FindAllStringSubmatch(q.Expr, -1) {

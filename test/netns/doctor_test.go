@@ -67,9 +67,12 @@ func (h *host) examined(shell string, args ...string) (d control.Doctor, code in
 			h.seg.Errorf("%v has no %v", []string{control.CheckOK, control.CheckWarn, control.CheckFail, control.CheckSkipped},
 				c.Status)
 		}
-		if seen[c.Name] = true; c.Remedy == "" &&
-			(c.Status == control.CheckWarn || c.Status == control.CheckFail && c.Name != doctor.Provider) {
-			h.seg.Errorf("no remedy: %+v", c)
+		seen[c.Name] = true
+		if c.Status != control.CheckWarn && (c.Status != control.CheckFail || c.Name == doctor.Provider) {
+			continue
+		}
+		if c.Remedy == "" {
+			h.seg.Errorf("%s is %s (%s) and has no remedy", c.Name, c.Status, c.Detail)
 		}
 	}
 	if d.OK != (code == 0) {

@@ -32,12 +32,14 @@ func cmMessages(t *testing.T, frames []frame, links map[netip.Addr]ib.QPN) (gsi,
 			continue
 		}
 		h, msg, err := mad.Parse(inner)
-		if err != nil || len(inner) != verbs.MADLen || f.transport != ib.UD || f.DETH().SrcQPN() != links[f.src] ||
-			f.BTH.DestQPN() != links[f.dst] {
-			t.Errorf("in-band from %s QPN %s to %s QPN %s by %v: %d octets, %v", f.src, f.DETH().SrcQPN(), f.dst,
-				f.BTH.DestQPN(), f.transport, len(inner), err)
+		if err != nil {
+			t.Errorf("in-band from %s to %s: %v", f.src, f.dst, err)
 			continue
 		}
+		expect.Equal(t, len(inner), verbs.MADLen, "in-band from %s to %s: octets of the message", f.src, f.dst)
+		expect.Equal(t, f.transport, ib.UD, "in-band from %s to %s: transport", f.src, f.dst)
+		expect.Equal(t, f.DETH().SrcQPN(), links[f.src], "in-band from %s to %s: source QPN", f.src, f.dst)
+		expect.Equal(t, f.BTH.DestQPN(), links[f.dst], "in-band from %s to %s: destination QPN", f.src, f.dst)
 		if req, ok := msg.(mad.REQ); ok && req.Primary.LocalGID.Addr() != f.src {
 			t.Errorf("REQ of %v in a packet from %s", req.Primary.LocalGID, f.src)
 		}
@@ -56,6 +58,14 @@ func (s *segment) links() map[netip.Addr]ib.QPN {
 		links[netip.MustParseAddr(i.GID)] = q
 	}
 	return links
+}
+
+// counted checks that a counter of the protocol is not zero.
+func (h *host) counted(name string) {
+	h.seg.Helper()
+	if h.counter("ipoib", name) == 0 {
+		h.seg.Errorf("%s of %s is 0, want more", name, h.Name)
+	}
 }
 
 // Two agents of which one or both leave QP 1 alone are connected all the same,
@@ -104,10 +114,9 @@ func TestCMInband(t *testing.T) {
 				}
 				return nil
 			})
-			if a.counter("ipoib", "inband_sent") == 0 || b.counter("ipoib", "inband_received") == 0 ||
-				b.counter("ipoib", "inband_established") == 0 {
-				t.Error("messages in-band are not counted")
-			}
+			a.counted("inband_sent")
+			b.counted("inband_received")
+			b.counted("inband_established")
 			a.saysInband(b, tt.a)
 			b.stop() // says goodbye in-band
 			a.noConns()
@@ -185,9 +194,9 @@ func TestSilentQP1(t *testing.T) {
 		mine = cs[0]
 		return nil
 	})
-	if mine.CMPath != "inband" || a.counter("ipoib", "inband_turned_to") == 0 &&
-		b.counter("ipoib", "inband_turned_to") == 0 {
-		t.Errorf("connected by %s", mine.CMPath)
+	expect.Equal(t, mine.CMPath, "inband", "CMPath")
+	if a.counter("ipoib", "inband_turned_to")+b.counter("ipoib", "inband_turned_to") == 0 {
+		t.Error("inband_turned_to is 0 at both, want more at one of them")
 	}
 	a.ping(b.v4, maxMTU, true)
 	// The path is remembered: a new connection needs no waiting.
@@ -219,9 +228,8 @@ func TestNoCMPathInCommon(t *testing.T) {
 		}
 		return nil
 	})
-	if a.counter("ipoib", "drop_inband_off") == 0 || b.counter("ipoib", "drop_gsi_off") == 0 {
-		t.Error("what came on the path that is off was not counted")
-	}
+	a.counted("drop_inband_off") // what came on the path that is off
+	b.counted("drop_gsi_off")
 	both(b, func(dst netip.Addr) { a.ping(dst, udMTU, true) })
 	s.eventually(patience, "explain names the failure", func() error { // another attempt may be under way
 		if out, _ := a.command("explain", b.v4.String(), "--control", a.path(".sock")); !strings.Contains(out,

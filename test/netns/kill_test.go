@@ -107,7 +107,10 @@ func (s *segment) onlyOwnRoutes() {
 		for _, r := range h.hostRoutes() {
 			dst, _, _ := strings.Cut(r, " ")
 			dst, _, _ = strings.Cut(dst, "/")
-			if !known[dst] && !strings.Contains(r, "multicast") && !strings.HasPrefix(dst, "224.") {
+			if strings.Contains(r, "multicast") || strings.HasPrefix(dst, "224.") {
+				continue
+			}
+			if !known[dst] {
 				s.Errorf("%s has a stray route %q", h.Name, r)
 			}
 		}

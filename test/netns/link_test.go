@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"ipoibcm/control"
 	"ipoibcm/internal/expect"
 	"ipoibcm/internal/lab"
 )
@@ -47,9 +48,9 @@ func TestThreeHostsOnOneSegment(t *testing.T) {
 		}
 	}
 	// 4755-2.2-1 4755-3.1-11 one UD QP, as many connected QPs as peers
-	if st := a.status(); st.Interface.UDQPN != qpn || len(st.Peers) != 2 {
-		t.Errorf("a's UD QPN went from %s to %s, and it has %d peers", qpn, st.Interface.UDQPN, len(st.Peers))
-	}
+	st := a.status()
+	expect.Equal(t, st.Interface.UDQPN, qpn, "a's UD QPN")
+	expect.Equal(t, len(st.Peers), 2, "number of a's peers")
 	for _, g := range []string{"239.9.9.9", "ff05::99"} {
 		for _, to := range []*host{b, c} {
 			if err := a.Multicast(ifName, to.Host, ifName, netip.MustParseAddr(g), 1200, patience); err != nil {
@@ -113,9 +114,8 @@ func TestUnderlays(t *testing.T) {
 				if gid := netip.MustParseAddr(st.Interface.GID); gid.Is4In6() != tt.top.ipv4 {
 					t.Errorf("the GID is %s", gid)
 				}
-				if st.Underlay.PathMTU != tt.pathMTU || st.Underlay.MTU != tt.top.mtu {
-					t.Errorf("path MTU %d on %d, want %d on %d", st.Underlay.PathMTU, st.Underlay.MTU, tt.pathMTU, tt.top.mtu)
-				}
+				expect.Equal(t, st.Underlay.PathMTU, tt.pathMTU, "path MTU")
+				expect.Equal(t, st.Underlay.MTU, tt.top.mtu, "MTU of the underlay")
 				both(b, func(dst netip.Addr) { a.waitRoute(patience, dst, tt.ud) }) // 4755-5-3 before any connection
 				mtu := tt.ud
 				if mode != "UD" {
@@ -131,9 +131,9 @@ func TestUnderlays(t *testing.T) {
 				})
 				b.send(a, a.v4, 8<<20)
 				for _, c := range a.conns(b) {
-					if h := c.Health; (mode == "RC") != (h != nil) ||
-						h != nil && (h.RTTUS <= 0 || h.Packets == 0 || h.Window < h.Limit || h.Limit == 0) {
-						t.Errorf("health of a connection over %s: %+v", mode, h)
+					expect.Equal(t, c.Health != nil, mode == "RC", "over %s: a connection has health", mode)
+					if c.Health != nil {
+						measured(t, *c.Health)
 					}
 				}
 				for _, g := range []string{"239.9.9.9", "ff05::99"} {
@@ -143,6 +143,23 @@ func TestUnderlays(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// measured checks that the health of a connection has what its packets have shown.
+func measured(t *testing.T, h control.Health) {
+	t.Helper()
+	if h.RTTUS <= 0 {
+		t.Errorf("RTTUS is %v, want more than 0", h.RTTUS)
+	}
+	if h.Packets == 0 {
+		t.Error("Packets is 0, want more")
+	}
+	if h.Limit == 0 {
+		t.Error("Limit is 0, want more")
+	}
+	if h.Window < h.Limit {
+		t.Errorf("Window is %d, want the limit %d at least", h.Window, h.Limit)
 	}
 }
 
@@ -311,9 +328,11 @@ func TestUnderlayDownAndUp(t *testing.T) {
 		s.must(a.Down(underlay))
 		a.waitState("underlay down")
 		a.waitCarrier(false)
-		if st := a.status(); len(st.Warnings) == 0 || st.Underlay.Active {
-			t.Errorf("status without the underlay: %+v", st)
+		st := a.status()
+		if len(st.Warnings) == 0 {
+			t.Error("status without the underlay has no warnings")
 		}
+		expect.Equal(t, st.Underlay.Active, false, "status without the underlay: Active")
 		if _, err := a.Ping(lab.Ping{Dst: b.v4, Timeout: 50 * time.Millisecond}); err == nil {
 			t.Error("a ping crossed an underlay that is down")
 		}

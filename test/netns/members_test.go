@@ -200,8 +200,11 @@ func TestEtcdTraffic(t *testing.T) {
 		got[i] = (count(name) - was[i]) / hosts * time.Minute.Seconds() / look.Seconds()
 	}
 	t.Logf("of a host in a minute: %.0f messages to etcd and %.0f from it, %.0f and %.0f octets", got[0], got[1], got[2], got[3])
-	if got[0] == 0 || got[0] > 60 || got[1] > 60 {
-		t.Errorf("%.0f messages of a host in a minute and %.0f answers, want 1 to 60", got[0], got[1])
+	if got[0] == 0 || got[0] > 60 {
+		t.Errorf("%.0f messages of a host in a minute, want 1 to 60", got[0])
+	}
+	if got[1] > 60 {
+		t.Errorf("%.0f answers to a host in a minute, want 60 at most", got[1])
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"ipoibcm/control"
+	"ipoibcm/internal/expect"
 )
 
 // offloadsOff are configurations without some offloads.
@@ -74,20 +75,17 @@ func TestEachOffloadOff(t *testing.T) {
 					o, there := got[name]
 					// Only the one thread holds its P, and who does not hold it does not
 					// poll; whether polling was any use depends on the machine.
-					if name == "busy_poll" && !off && !got["hold_p"].On {
-						if o.On || o.Why != "waits give their P back" || o.Uses != 0 {
-							t.Errorf("%s without hold_p: %+v", name, o)
-						}
-						continue
-					}
-					if (name == "tso" || name == "uso") && !off && !got["checksum"].On {
-						if o.On || o.Why != "needs checksums by us: switched off" || o.Uses != 0 {
-							t.Errorf("%s without checksum: %+v", name, o)
-						}
-						continue
-					}
-					if !there || o.On == off || off && (o.Why != "switched off" || o.Uses != 0) {
-						t.Errorf("%s: %+v", name, o)
+					switch {
+					case name == "busy_poll" && !off && !got["hold_p"].On:
+						unused(t, o, name+" without hold_p", "waits give their P back")
+					case (name == "tso" || name == "uso") && !off && !got["checksum"].On:
+						unused(t, o, name+" without checksum", "needs checksums by us: switched off")
+					case !there:
+						t.Errorf("status does not have %s", name)
+					case off:
+						unused(t, o, name, "switched off")
+					case !o.On:
+						t.Errorf("%s is off (%s), want it on", name, o.Why)
 					}
 				}
 				out, _, _ := h.output("status", "--verbose", "--control", h.path(".sock"))
@@ -98,6 +96,14 @@ func TestEachOffloadOff(t *testing.T) {
 			}
 		})
 	}
+}
+
+// unused checks that an offload is off, for that reason, and has not been of use.
+func unused(t *testing.T, o control.Offload, what, why string) {
+	t.Helper()
+	expect.Equal(t, o.On, false, "%s: On", what)
+	expect.Equal(t, o.Why, why, "%s: Why", what)
+	expect.Equal(t, o.Uses, 0, "%s: Uses", what)
 }
 
 // idle lists the offloads that are on and have not been used, of those that traffic

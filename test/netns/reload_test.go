@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"ipoibcm/control"
+	"ipoibcm/internal/expect"
 	"ipoibcm/internal/lab"
 )
 
@@ -129,9 +130,8 @@ func TestReload(t *testing.T) {
 		return nil
 	})
 	in := a.status().Interface
-	if in.Mode != "auto" || in.ReceiveMTU != 32772 {
-		t.Errorf("mode %s, Receive MTU %d; want auto and 32772", in.Mode, in.ReceiveMTU)
-	}
+	expect.Equal(t, in.Mode, "auto", "Mode")
+	expect.Equal(t, in.ReceiveMTU, 32772, "ReceiveMTU")
 	b.refused("nobody listens", "ping", "--rdma", in.GID)
 
 	a.refusesReloads(text)

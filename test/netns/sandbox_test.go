@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"ipoibcm/control"
+	"ipoibcm/internal/expect"
 )
 
 // threadsOf reads what the kernel says of every thread of a process.
@@ -145,8 +146,9 @@ func TestSandboxSwitches(t *testing.T) {
 	a.confined("0")
 	b.run(b.config("sandbox:\n  landlock: false\n  seccomp: false\n")...)
 	for _, p := range b.status().Protections {
-		if (p.Name == "landlock" || p.Name == "seccomp") && (p.On || p.Detail != "switched off") {
-			t.Errorf("%s: on is %v, %q; want it switched off", p.Name, p.On, p.Detail)
+		if p.Name == "landlock" || p.Name == "seccomp" {
+			expect.Equal(t, p.On, false, "%s: On", p.Name)
+			expect.Equal(t, p.Detail, "switched off", "%s: Detail", p.Name)
 		}
 	}
 	out, code := b.command(append([]string{"run"}, b.args("--user", "no-such-user", "--control", b.path("2.sock"))...)...)

@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"ipoibcm/internal/expect"
 	"ipoibcm/internal/long"
 	"ipoibcm/internal/simfabric"
 )
@@ -161,9 +162,9 @@ func TestSize(t *testing.T) {
 				t.Logf("what came before:\n%s", f.failed.before)
 				t.Fatalf("%s\nreplay with: %s", f.failed.text, f.replay())
 			}
-			if *hostsFlag == 0 && simfabric.Seed() == 0 &&
-				(f.runs != s.runs || f.tally["sim: hosts"] != uint64(s.runs*s.hosts)) {
-				t.Errorf("%d simulations with %d hosts in all, want %d", f.runs, f.tally["sim: hosts"], s.runs)
+			if *hostsFlag == 0 && simfabric.Seed() == 0 {
+				expect.Equal(t, f.runs, s.runs, "number of simulations")
+				expect.Equal(t, f.tally["sim: hosts"], uint64(s.runs*s.hosts), "hosts in all of them")
 			}
 		})
 	}

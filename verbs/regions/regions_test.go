@@ -5,6 +5,7 @@ import (
 	"testing"
 	"unsafe"
 
+	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 )
 
@@ -48,12 +49,17 @@ func TestFind(t *testing.T) {
 		{"more than an int of 32 bits can count", r.RKey, r.Addr, 1 << 31, verbs.RemoteWrite, Outside},
 	} {
 		got, why := tab.Find(tt.key, tt.addr, tt.n, tt.access)
-		if why != tt.want || why == Found && (uint64(len(got)) != tt.n || uint64(cap(got)) != tt.n) ||
-			why != Found && got != nil {
-			t.Errorf("%s: %d octets, %v; want %v", tt.name, len(got), why, tt.want)
+		expect.Equal(t, why, tt.want, "%s: what Find says", tt.name)
+		if why != Found {
+			if got != nil {
+				t.Errorf("%s: %d octets beside %v, want none", tt.name, len(got), why)
+			}
+			continue
 		}
-		if why == Found && tt.n > 0 && &got[0] != &buf[tt.addr-r.Addr] {
-			t.Errorf("%s: other octets", tt.name)
+		expect.Equal(t, uint64(len(got)), tt.n, "%s: length", tt.name)
+		expect.Equal(t, uint64(cap(got)), tt.n, "%s: capacity", tt.name)
+		if len(got) > 0 && &got[0] != &buf[tt.addr-r.Addr] {
+			t.Errorf("%s: other octets than those from %d of the region", tt.name, tt.addr-r.Addr)
 		}
 	}
 }

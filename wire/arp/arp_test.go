@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/internal/vector"
 	"ipoibcm/wire/encap"
 )
@@ -58,9 +59,8 @@ func TestPackets(t *testing.T) {
 		if err := got.UnmarshalBinary(append(b, 0xff)); err != nil || got != tt.p {
 			t.Errorf("%s: read as %v, %v; want %v", tt.name, got, err, tt.p)
 		}
-		if got.IsProbe() != (tt.name[:5] == "probe") || got.IsAnnouncement() != (tt.name[:3] == "ann") {
-			t.Errorf("%s: probe %v, announcement %v", tt.name, got.IsProbe(), got.IsAnnouncement())
-		}
+		expect.Equal(t, got.IsProbe(), tt.name[:5] == "probe", "%s: IsProbe", tt.name)
+		expect.Equal(t, got.IsAnnouncement(), tt.name[:3] == "ann", "%s: IsAnnouncement", tt.name)
 	}
 	if _, err := NewRequest(link1, ip1, netip.MustParseAddr("fe80::1")).AppendBinary(nil); err == nil {
 		t.Error("IPv6 in ARP: no error")

@@ -101,9 +101,8 @@ func TestLinkAddr(t *testing.T) {
 	if s := (encap.LinkAddr{Flags: encap.FlagRC, QPN: 0x123, GID: gid("fe80::1")}).String(); s != "80 000123 fe80::1" {
 		t.Error(s)
 	}
-	if !(encap.LinkAddr{}).IsZero() || (encap.LinkAddr{QPN: 1}).IsZero() {
-		t.Error("IsZero")
-	}
+	expect.Equal(t, (encap.LinkAddr{}).IsZero(), true, "IsZero of nothing")
+	expect.Equal(t, (encap.LinkAddr{QPN: 1}).IsZero(), false, "IsZero of QPN 1")
 }
 
 // TestCompare is the comparison of RFC 4755 section 3.3.
@@ -165,9 +164,8 @@ func TestPrivateData(t *testing.T) {
 	if b, _ := big.AppendBinary(nil); hex.EncodeToString(b) != "00ffffff80000000" {
 		t.Errorf("private data %x", b)
 	}
-	if want.IsZero() || !(encap.PrivateData{}).IsZero() {
-		t.Error("IsZero")
-	}
+	expect.Equal(t, want.IsZero(), false, "IsZero of %v", want)
+	expect.Equal(t, (encap.PrivateData{}).IsZero(), true, "IsZero of nothing")
 }
 
 func TestShort(t *testing.T) {

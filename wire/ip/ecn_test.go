@@ -3,6 +3,8 @@ package ip
 import (
 	"net/netip"
 	"testing"
+
+	"ipoibcm/internal/expect"
 )
 
 func TestSetCE(t *testing.T) {
@@ -38,8 +40,7 @@ func TestSetCE(t *testing.T) {
 		if got, want := v6[0]<<4|v6[1]>>4, byte(tos)|3; got != want {
 			t.Errorf("IPv6: class %#x became %#x, want %#x", tos, got, want)
 		}
-		if v6[0]>>4 != 6 || v6[1]&15 != 5 {
-			t.Errorf("IPv6: version and flow label became % x", v6[:2])
-		}
+		expect.Equal(t, v6[0]>>4, 6, "IPv6: version")
+		expect.Equal(t, v6[1]&15, 5, "IPv6: first bits of the flow label")
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"testing"
 
+	"ipoibcm/internal/expect"
 	"ipoibcm/rtnl"
 )
 
@@ -178,10 +179,14 @@ func FuzzFlowOf(f *testing.F) {
 				t.Fatalf("%v: got %+v, which has more fields than %+v", fields, flow, again)
 			}
 		}
-		if off := ICMPv6Offset(pkt); off >= 0 {
-			if proto, at, first, ok := V6(pkt).Upper(); ok && (proto != ProtoICMPv6 || at != off || !first) {
-				t.Fatalf("ICMPv6 at %d, but protocol %d at %d", off, proto, at)
-			}
+		off := ICMPv6Offset(pkt)
+		if off < 0 {
+			return
+		}
+		if proto, at, first, ok := V6(pkt).Upper(); ok {
+			expect.MustEqual(t, proto, ProtoICMPv6, "protocol of ICMPv6")
+			expect.MustEqual(t, at, off, "offset of ICMPv6")
+			expect.MustEqual(t, first, true, "ICMPv6 in the first fragment")
 		}
 	})
 }

@@ -197,8 +197,9 @@ func reassemble(t *testing.T, frags [][]byte, mtu int) (payload []byte, more boo
 		if p.FragOffset() != base+len(payload) {
 			t.Fatalf("fragment %d: offset %d, want %d", i, p.FragOffset(), base+len(payload))
 		}
-		if i < len(frags)-1 && (!p.MF() || len(p.Payload())%8 != 0) {
-			t.Fatalf("fragment %d: MF %v, %d octets", i, p.MF(), len(p.Payload()))
+		if i < len(frags)-1 {
+			expect.MustEqual(t, p.MF(), true, "fragment %d of %d: MF", i, len(frags))
+			expect.MustEqual(t, len(p.Payload())%8, 0, "fragment %d: %d octets modulo 8", i, len(p.Payload()))
 		}
 		payload, more = append(payload, p.Payload()...), p.MF()
 	}

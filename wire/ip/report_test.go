@@ -125,11 +125,17 @@ func FuzzReports(f *testing.F) {
 			t.Fatalf("%v with %d changes", err, len(got))
 		}
 		for _, c := range got {
-			if !c.Group.IsMulticast() || len(got) > len(in)/8 {
-				t.Fatalf("%v out of %x", got, in)
+			if !c.Group.IsMulticast() {
+				t.Fatalf("%v is no group: out of %x", c.Group, in)
 			}
 		}
-		if len(got) > 0 && in[0]>>4 == 4 && !IsReport(in) {
+		if len(got) > len(in)/8 {
+			t.Fatalf("%d changes, want one for 8 octets at most: out of %x", len(got), in)
+		}
+		if len(got) == 0 || in[0]>>4 != 4 {
+			return
+		}
+		if !IsReport(in) {
 			t.Fatalf("a report, but not seen as one: %x", in)
 		}
 	})

@@ -3,6 +3,8 @@ package ip
 import (
 	"fmt"
 	"testing"
+
+	"ipoibcm/internal/expect"
 )
 
 // Advertisements as keepalived 2.2.7 sends them.
@@ -40,9 +42,8 @@ func TestVirtual(t *testing.T) {
 			t.Errorf("%s: %s, want %s", tt.name, got, tt.want)
 		}
 	}
-	if !IsVRRP(edit(vrrp2Sample, -1, 0)) || !IsVRRP(edit(vrrp3Sample, -1, 0)) {
-		t.Error("an advertisement is not taken for one")
-	}
+	expect.Equal(t, IsVRRP(edit(vrrp2Sample, -1, 0)), true, "IsVRRP of version 2")
+	expect.Equal(t, IsVRRP(edit(vrrp3Sample, -1, 0)), true, "IsVRRP of version 3")
 	if IsVRRP(edit(vrrp2Sample, 19, 0x13)) {
 		t.Error("a packet to another group is taken for one")
 	}

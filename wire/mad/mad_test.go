@@ -127,9 +127,8 @@ func TestREQNamesItsSender(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := encap.LinkAddr{QPN: pd.QPN, GID: m.Primary.LocalGID}
-	if want := (encap.LinkAddr{QPN: udQPNA, GID: gid("::ffff:192.0.2.1")}); got != want || pd.ReceiveMTU != 65524 {
-		t.Errorf("sender %v, Receive MTU %d; want %v, 65524", got, pd.ReceiveMTU, want)
-	}
+	expect.Equal(t, got, encap.LinkAddr{QPN: udQPNA, GID: gid("::ffff:192.0.2.1")}, "sender")
+	expect.Equal(t, pd.ReceiveMTU, 65524, "Receive MTU")
 	for i, v := range m.PrivateData[encap.PrivateDataLen:] { // 4755-6-5
 		if v != 0 {
 			t.Errorf("private data octet %d is %#x", encap.PrivateDataLen+i, v)
@@ -355,9 +354,9 @@ func TestParseRefuses(t *testing.T) {
 		t.Errorf("a REQ read as REP: %+v, %v", rep, err)
 	}
 	h, _, _ := mad.Parse(set(2, 1))
-	if h.ClassVersion != 1 || h.Attr != mad.AttrREQ { // enough to answer with reason 31
-		t.Errorf("header of what was refused: %+v", h)
-	}
+	// Enough to answer with reason 31.
+	expect.Equal(t, h.ClassVersion, 1, "ClassVersion of what was refused")
+	expect.Equal(t, h.Attr, mad.AttrREQ, "Attr of what was refused")
 }
 
 func TestNames(t *testing.T) {

@@ -170,6 +170,19 @@ func TestNotBelieved(t *testing.T) {
 var rs = unhex("6000000000103afffe80000000000000505400fffe770001ff020000000000000000000000000002" +
 	"8500d995000000000101525400770001")
 
+// strip takes the link-layer address out of a packet, which must be link if there is one.
+func strip(t *testing.T, what string, pkt []byte) (back []byte, has bool) {
+	t.Helper()
+	back, got, has, err := StripLink(nil, pkt)
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+	if has {
+		expect.Equal(t, got, link, "%s: the link-layer address", what)
+	}
+	return back, has
+}
+
 func TestRewrite(t *testing.T) {
 	var (
 		kernelRS = addr("fe80::5054:ff:fe77:1")
@@ -198,14 +211,19 @@ func TestRewrite(t *testing.T) {
 			packet(a1, a2, redirect), true},
 	} {
 		out, err := AddLink([]byte("head"), tt.tun, link)
-		if err != nil || !bytes.Equal(out[4:], tt.wire) {
-			t.Errorf("%s: %v\n got %x\nwant %x", tt.name, err, out, tt.wire)
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
 			continue
 		}
-		back, got, has, err := StripLink(nil, tt.wire)
-		if err != nil || !bytes.Equal(back, tt.back) || has != tt.link || has && got != link {
-			t.Errorf("%s, back: %v %v %v\n got %x\nwant %x", tt.name, got, has, err, back, tt.back)
+		if !bytes.Equal(out[4:], tt.wire) {
+			t.Errorf("%s:\n got %x\nwant %x", tt.name, out[4:], tt.wire)
+			continue
 		}
+		back, has := strip(t, tt.name+", back", tt.wire)
+		if !bytes.Equal(back, tt.back) {
+			t.Errorf("%s, back:\n got %x\nwant %x", tt.name, back, tt.back)
+		}
+		expect.Equal(t, has, tt.link, "%s, back: a link-layer address", tt.name)
 	}
 	if a, ok := RedirectTarget(packet(a1, a2, redirect)); !ok || a != a2 {
 		t.Errorf("redirect target %v %v", a, ok)
@@ -323,10 +341,7 @@ func FuzzND(f *testing.F) {
 			}
 		}
 		if out, err := AddLink(nil, in, link); err == nil {
-			back, got, has, err := StripLink(nil, out)
-			if err != nil || has && got != link {
-				t.Fatalf("back: %v %v %v\n in %x\nout %x", got, has, err, in, out)
-			}
+			back, _ := strip(t, "there and back", out)
 			stripped, _, _, _ := StripLink(nil, in)
 			if !bytes.Equal(back, stripped) {
 				t.Fatalf("there and back\n got %x\nwant %x", back, stripped)

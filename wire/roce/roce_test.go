@@ -68,9 +68,10 @@ func TestOpcodes(t *testing.T) {
 			t.Errorf("HeaderLen is %v, want 0", op.HeaderLen())
 		}
 	}
-	if _, ok := roce.CNP.Transport(); ok || !roce.CNP.Valid() {
-		t.Error("CNP: belongs to a service, or is not valid")
+	if service, ok := roce.CNP.Transport(); ok {
+		t.Errorf("CNP belongs to the service %v, want none", service)
 	}
+	expect.Equal(t, roce.CNP.Valid(), true, "CNP: Valid")
 }
 
 func TestSyndrome(t *testing.T) {
@@ -114,9 +115,8 @@ func TestExtensionHeaders(t *testing.T) {
 	expect.Equal(t, h.RKey(), 0x11223344, "RKey")
 	expect.Equal(t, h.Length(), 70000, "Length")
 	expect.Equal(t, p.ImmDt().Value(), 0xdeadbeef, "ImmDt.Value")
-	if string(p.Payload) != "abc" || !p.BTH.Solicited() {
-		t.Errorf("payload %q, BTH %x", p.Payload, p.BTH)
-	}
+	expect.Equal(t, string(p.Payload), "abc", "Payload")
+	expect.Equal(t, p.BTH.Solicited(), true, "BTH.Solicited")
 	switch {
 	case p.DETH() != nil:
 		t.Errorf("DETH is %v, want nil", p.DETH())
@@ -153,9 +153,8 @@ func TestBTH(t *testing.T) {
 	expect.Equal(t, h.AckReq(), true, "BTH of ones: AckReq")
 	expect.Equal(t, h.Version(), 15, "BTH of ones: Version")
 	h.SetAckReq(false)
-	if h.AckReq() || h[8] != 0x7f {
-		t.Errorf("A bit cleared: %x", h[8])
-	}
+	expect.Equal(t, h.AckReq(), false, "A bit cleared: AckReq")
+	expect.Equal(t, h[8], 0x7f, "A bit cleared: octet 8")
 	h.SetAckReq(true)
 	if h[8] != 0xff {
 		t.Errorf("A bit set: %x", h[8])
@@ -183,9 +182,8 @@ func TestParseRefuses(t *testing.T) {
 		err := p.Parse(tt.in)
 		var short *wire.ShortError
 		var field *wire.FieldError
-		if errors.As(err, &short) != tt.short || errors.As(err, &field) == tt.short {
-			t.Errorf("%s: %v", tt.name, err)
-		}
+		expect.Equal(t, errors.As(err, &short), tt.short, "%s: %q is of a length", tt.name, err)
+		expect.Equal(t, errors.As(err, &field), !tt.short, "%s: %q is of a field", tt.name, err)
 	}
 }
 
@@ -347,8 +345,8 @@ func TestPutGRH(t *testing.T) {
 	b := bytes.Repeat([]byte{0xee}, 40)
 	v4 := vectors(t)["V8"]
 	roce.IPHeader{Src: a4, Dst: b4, HopLimit: 64, SrcPort: 1}.PutGRH(b, len(v4)-28)
-	if !bytes.Equal(b[:20], make([]byte, 20)) || !bytes.Equal(b[20:], v4[:20]) {
-		t.Errorf("IPv4 GRH area %x", b)
+	if want := append(make([]byte, 20), v4[:20]...); !bytes.Equal(b, want) {
+		t.Errorf("IPv4 GRH area %x, want %x", b, want)
 	}
 	v6 := vectors(t)["V15"]
 	roce.IPHeader{Src: a6, Dst: b6, HopLimit: 64}.PutGRH(b, len(v6)-48)

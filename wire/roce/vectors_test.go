@@ -111,9 +111,8 @@ func TestVectors(t *testing.T) {
 		}
 	}
 	_, p := mustParse(t, vs["V8"])
-	if d := p.DETH(); d.QKey() != ib.QKeyIPoIB || d.SrcQPN() != 0x123 {
-		t.Errorf("V8: DETH %x", d)
-	}
+	expect.Equal(t, p.DETH().QKey(), ib.QKeyIPoIB, "V8: Q_Key")
+	expect.Equal(t, p.DETH().SrcQPN(), 0x123, "V8: source QPN")
 	_, p = mustParse(t, vs["V14"])
 	s := p.AETH().Syndrome()
 	expect.Equal(t, s.IsRNR(), true, "V14: IsRNR")
@@ -157,9 +156,8 @@ func TestVectorSegmentation(t *testing.T) {
 	} {
 		p := build(roce.IPHeader{Src: a4, Dst: b4, HopLimit: 64, SrcPort: 0xc123},
 			roce.BTHFields{Opcode: tt.op, PKey: ib.DefaultPKey, DestQPN: 0xb2, AckReq: tt.op.Ends(), PSN: tt.psn}, nil, tt.part)
-		if got := hex.EncodeToString(p[len(p)-4:]); got != tt.icrc || len(p) != tt.ipLen {
-			t.Errorf("%v: ICRC %s, %d octets; want %s, %d", tt.op, got, len(p), tt.icrc, tt.ipLen)
-		}
+		expect.Equal(t, hex.EncodeToString(p[len(p)-4:]), tt.icrc, "%v: ICRC", tt.op)
+		expect.Equal(t, len(p), tt.ipLen, "%v: octets", tt.op)
 	}
 }
 
