@@ -160,7 +160,7 @@ func TestKeptTimers(t *testing.T) {
 			for i := range requests {
 				switch i {
 				case requests / 2:
-					time.Sleep(holdFor + 50*time.Millisecond) // the timers' own goroutine takes over
+					untilNotHeld(t, a) // the timers' own goroutine takes over
 				case requests - 1:
 					stop() // nobody polls any more
 				}
