@@ -3,6 +3,7 @@ package agent
 import (
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"ipoibcm/control"
@@ -101,7 +102,9 @@ func TestOpenFabric(t *testing.T) {
 
 // The question goes to the subnet manager, by its LID and SL and with a GRH where the port needs
 // one; it is repeated, and the answer of somebody else is none.
-func TestSubnetQuestions(t *testing.T) {
+func TestSubnetQuestions(t *testing.T) { synctest.Test(t, testSubnetQuestions) }
+
+func testSubnetQuestions(t *testing.T) {
 	a, _, out := newPortAgent(t, nil)
 	if len(out.sent) != 1 {
 		t.Fatalf("%d MADs at the start, want the question for the administrator", len(out.sent))

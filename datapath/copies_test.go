@@ -12,7 +12,9 @@ import (
 
 // While groups are held, packets to groups and broadcast addresses that would go up are dropped and
 // counted; others go up, and so does what the control plane must see.
-func TestHeldGroups(t *testing.T) {
+func TestHeldGroups(t *testing.T) { inBubble(t, testHeldGroups) }
+
+func testHeldGroups(t *testing.T) {
 	w := newWorld()
 	a := start(t, w, 1, nil)
 	a.SetBroadcasts([]netip.Addr{netip.MustParseAddr("10.9.0.255")})
@@ -51,7 +53,9 @@ func TestHeldGroups(t *testing.T) {
 }
 
 // Copies of one payload go to each destination, more than one batch of them, and cost no allocation.
-func TestSendCopies(t *testing.T) {
+func TestSendCopies(t *testing.T) { inBubble(t, testSendCopies) }
+
+func testSendCopies(t *testing.T) {
 	w := newWorld()
 	a, b := start(t, w, 1, nil), start(t, w, 2, nil)
 	pkt := ip4("224.0.0.251", 40, 17)

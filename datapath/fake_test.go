@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"ipoibcm/ib"
@@ -312,10 +313,29 @@ func (q *fakeQP) Destroy() error {
 // patience bounds waits for what takes milliseconds on an idle machine.
 const patience = time.Minute
 
-// eventually waits for something that another goroutine does.
+// inBubble runs f with a clock of its own, which moves when every goroutine that f began waits.
+func inBubble(t *testing.T, f func(t *testing.T)) {
+	synctest.Test(t, func(t *testing.T) {
+		was := epoch
+		t.Cleanup(func() { epoch = was })
+		epoch = time.Now().Add(-time.Hour) // that of the process is another clock's
+		f(t)
+	})
+}
+
+// bubble runs f as a subtest, in a bubble.
+func bubble(t *testing.T, name string, f func(t *testing.T)) {
+	t.Run(name, func(t *testing.T) { inBubble(t, f) })
+}
+
+// eventually waits for something that another goroutine does. It looks when all goroutines of
+// the test's bubble wait, and lets time of the bubble pass between two looks.
 func eventually(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
+	for deadline := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
+		if synctest.Wait(); ok() {
+			return
+		}
 		if time.Now().After(deadline) {
 			t.Fatalf("never: %s", what)
 		}

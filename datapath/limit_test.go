@@ -134,7 +134,9 @@ func TestDataLimits(t *testing.T) {
 
 // Of the UD QP's datagrams, IP and control, those of sources in the list pass, ahead of the
 // provider's receive and behind it.
-func TestAllowedSources(t *testing.T) {
+func TestAllowedSources(t *testing.T) { inBubble(t, testAllowedSources) }
+
+func testAllowedSources(t *testing.T) {
 	w := newWorld()
 	a, b, c := start(t, w, 1, nil), start(t, w, 2, nil), start(t, w, 3, nil)
 	a.SetAllow(ib.NewGIDSet([]netip.Prefix{netip.PrefixFrom(b.fab.gid.Addr(), 128)}))

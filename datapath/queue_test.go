@@ -86,7 +86,9 @@ func TestEchoIsOurs(t *testing.T) {
 }
 
 // A flood of ARP requests is bounded before it reaches the agent.
-func TestFloodOfARP(t *testing.T) {
+func TestFloodOfARP(t *testing.T) { inBubble(t, testFloodOfARP) }
+
+func testFloodOfARP(t *testing.T) {
 	w := newWorld()
 	a, b := start(t, w, 1, nil), start(t, w, 2, nil)
 	request := []byte{0, 32, 8, 0, 20, 4, 0, 1, 55: 0}

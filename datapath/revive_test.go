@@ -13,7 +13,7 @@ import (
 // buffer lost, however much was posted and not taken from the completion queue.
 func TestReviveUD(t *testing.T) {
 	for name, callback := range map[string]bool{"polled": false, "callback": true} {
-		t.Run(name, func(t *testing.T) {
+		bubble(t, name, func(t *testing.T) {
 			w := newWorld()
 			tune := func(cfg *Config, f *fabric) { cfg.UDRecvDepth, f.callback = 16, callback }
 			a, b := start(t, w, 1, tune), start(t, w, 2, tune)

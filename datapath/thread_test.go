@@ -241,7 +241,9 @@ func TestMovedToAnotherThread(t *testing.T) {
 }
 
 // All threads send to all connections while some go and come, and the buffers come back.
-func TestThreadsTogether(t *testing.T) {
+func TestThreadsTogether(t *testing.T) { inBubble(t, testThreadsTogether) }
+
+func testThreadsTogether(t *testing.T) {
 	const n = 3
 	w := newWorld()
 	fa, tuneA := queues(n)

@@ -23,7 +23,9 @@ func arrive(c *Conn, t encap.EtherType, pkt []byte) {
 
 // A connection brings no multicast and no broadcast to the TUN, joined or not;
 // its unicast neighbours do arrive. 4755-2.1-1, 4755-2.1-2, 4755-7-3
-func TestConnectionIsUnicastOnly(t *testing.T) {
+func TestConnectionIsUnicastOnly(t *testing.T) { inBubble(t, testConnectionIsUnicastOnly) }
+
+func testConnectionIsUnicastOnly(t *testing.T) {
 	for _, tr := range []ib.Transport{ib.RC, ib.UC} {
 		w := newWorld()
 		a, b := start(t, w, 1, nil), start(t, w, 2, nil)
@@ -87,7 +89,9 @@ func TestConnectionIsUnicastOnly(t *testing.T) {
 
 // Linux sends unicast NS and NA on its connections: they go up. A solicitation to
 // a solicited-node group belongs on the UD QP, as every multicast. 4755-7-2
-func TestNDOnConnection(t *testing.T) {
+func TestNDOnConnection(t *testing.T) { inBubble(t, testNDOnConnection) }
+
+func testNDOnConnection(t *testing.T) {
 	for _, tr := range []ib.Transport{ib.RC, ib.UC} {
 		w := newWorld()
 		a, b := start(t, w, 1, nil), start(t, w, 2, nil)

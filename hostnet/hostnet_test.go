@@ -69,7 +69,8 @@ func TestRepairOfKernelRoutes(t *testing.T) {
 	}
 	defer other.Close()
 	add(t, other, "10.9.0.7/24", "fe80::7/64")
-	before := settledRoutes(t, other)
+	awaitIPv6(t, 4, 3) // the kernel adds no more routes then
+	before := snapshot(t, other).Routes
 
 	want := map[rtnl.Key]rtnl.Route{}
 	for _, r := range snapshot(t, d).Routes {
@@ -122,20 +123,6 @@ func TestRepairOfKernelRoutes(t *testing.T) {
 	if got := find(snapshot(t, d), to("10.9.0.0/24")); len(got) != 0 {
 		t.Errorf("connected route outlives its address: %v", got)
 	}
-}
-
-// settledRoutes returns the routes of d when the kernel adds no more to them.
-func settledRoutes(t *testing.T, d *Device) []rtnl.Route {
-	t.Helper()
-	routes := snapshot(t, d).Routes
-	for end := time.Now().Add(patience); time.Now().Before(end); { // the kernel adds some by itself
-		time.Sleep(100 * time.Millisecond)
-		last := routes
-		if routes = snapshot(t, d).Routes; slices.Equal(last, routes) {
-			break
-		}
-	}
-	return routes
 }
 
 func TestLeftoversAreRemoved(t *testing.T) {
@@ -275,7 +262,7 @@ func TestRepairComesToRest(t *testing.T) {
 					if err := d.SetRoute(want); err != nil {
 						t.Fatal(err)
 					}
-				case <-time.After(wait):
+				case <-time.After(wait): // nothing tells that no event will come
 					quiet = true
 				}
 			}
@@ -336,7 +323,6 @@ func TestSocketOverrunGetsResync(t *testing.T) {
 	}
 	s.until(t, d, "resync after ENOBUFS", func() bool { return s.resync > 1 })
 	<-done
-	time.Sleep(200 * time.Millisecond)
 	s.same(t, d, "after overrun")
 }
 

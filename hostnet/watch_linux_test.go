@@ -227,7 +227,7 @@ func TestRoutesOfARouter(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	time.Sleep(quiet)
+	time.Sleep(quiet) // nothing tells that the watch has read all and has told no more
 	if held := len(d.Events()); held > reroutedBound {
 		t.Errorf("%d events held, want at most %d", held, reroutedBound)
 	}

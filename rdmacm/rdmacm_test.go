@@ -6,6 +6,7 @@ import (
 	"encoding/hex"
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -90,12 +91,7 @@ func (s *side) qp() verbs.QP {
 func (s *side) wait() verbs.WC {
 	s.t.Helper()
 	var wc [1]verbs.WC
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
-		if s.cq.Poll(wc[:]) == 1 {
-			return wc[0]
-		}
-	}
-	s.t.Fatal("nothing completes")
+	expect.Eventually(s.t, "a completion", func() bool { return s.cq.Poll(wc[:]) == 1 })
 	return wc[0]
 }
 
@@ -281,17 +277,13 @@ func TestForeignREQ(t *testing.T) {
 	qp := a.qp()
 	a.do(cm.Connect{Handle: 1 << 40, Local: gidOf(addrs[0]), Remote: gidOf(addrs[1]),
 		ServiceID: serviceid.RDMAIP(1), Transport: ib.RC, QPN: qp.QPN(), PathMTU: ib.MTU1024, PrivateData: []byte{0x10}})
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	expect.Eventually(t, "a REJ", func() bool {
 		a.mu.Lock()
-		for _, n := range a.notes {
-			if n.Message == "REJ" && n.Dir == cm.Received && n.Reason == cm.ReasonUnsupported {
-				a.mu.Unlock()
-				return
-			}
-		}
-		a.mu.Unlock()
-	}
-	t.Error("no REJ came")
+		defer a.mu.Unlock()
+		return slices.ContainsFunc(a.notes, func(n cm.Note) bool {
+			return n.Message == "REJ" && n.Dir == cm.Received && n.Reason == cm.ReasonUnsupported
+		})
+	})
 }
 
 // Nobody answers: the caller's time decides, and nothing is left.

@@ -3,7 +3,6 @@ package rdmacm
 import (
 	"errors"
 	"testing"
-	"time"
 
 	"ipoibcm/cm"
 	"ipoibcm/ib"
@@ -36,15 +35,16 @@ func tap(s *side) func() []mad.Message {
 // rejOf waits for a REJ.
 func rejOf(t *testing.T, heard func() []mad.Message) mad.REJ {
 	t.Helper()
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(time.Millisecond) {
+	var rej mad.REJ
+	expect.Eventually(t, "a REJ", func() (ok bool) {
 		for _, m := range heard() {
-			if rej, ok := m.(mad.REJ); ok {
-				return rej
+			if rej, ok = m.(mad.REJ); ok {
+				return true
 			}
 		}
-	}
-	t.Fatal("no REJ came")
-	return mad.REJ{}
+		return false
+	})
+	return rej
 }
 
 // request is a REQ from a to port 1 of b, whose REP nobody takes.
@@ -122,9 +122,7 @@ func TestListenerCloses(t *testing.T) {
 		_, err := a.Dial(within(t), addrs[1], 1, Setup{QP: a.qp()})
 		dialed <- err
 	}()
-	for end := time.Now().Add(patience); len(l.requests) == 0 && time.Now().Before(end); {
-		time.Sleep(time.Millisecond)
-	}
+	expect.Eventually(t, "a request that waits", func() bool { return len(l.requests) > 0 })
 	l.Close()
 	var f *FailedError
 	if err := <-dialed; !errors.As(err, &f) || f.Reason != 28 {
@@ -168,16 +166,14 @@ func TestDepthsAreTheLesser(t *testing.T) {
 		}
 		// Of the pair before, which had the same addresses, a REP may still be on its way.
 		var rep mad.REP
-		for end := time.Now().Add(patience); rep.LocalCommID == 0 && time.Now().Before(end); time.Sleep(time.Millisecond) {
+		expect.Eventually(t, "a REP", func() bool {
 			for _, m := range heard() {
 				if r, ok := m.(mad.REP); ok && r.LocalCommID == c.Params().LocalCommID {
 					rep = r
 				}
 			}
-		}
-		if rep.LocalCommID == 0 {
-			t.Fatal("no REP came")
-		}
+			return rep.LocalCommID != 0
+		})
 		if rep.ResponderResources != tt.wantResources || rep.InitiatorDepth != tt.wantDepth {
 			t.Errorf("%d and %d: the REP says %d and %d, want %d and %d", tt.resources, tt.depth,
 				rep.ResponderResources, rep.InitiatorDepth, tt.wantResources, tt.wantDepth)

@@ -8,7 +8,6 @@ import (
 	"os"
 	"slices"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -42,7 +41,7 @@ func TestCarrier(t *testing.T) {
 	}
 	var before []string
 	same := 0
-	wait(t, "IPv6 has got round to its addresses", func() bool {
+	within(t, "IPv6 has got round to its addresses", func() bool {
 		now := state(t, l)
 		if same++; !slices.Equal(now, before) {
 			same = 0
@@ -57,20 +56,20 @@ func TestCarrier(t *testing.T) {
 		if err := f.SetCarrier(false); err != nil {
 			t.Fatal(err)
 		}
-		wait(t, "no carrier", func() bool { return !running(t, f) })
+		within(t, "no carrier", func() bool { return !running(t, f) })
 		if got := state(t, l); !slices.Equal(got, before) {
 			t.Errorf("round %d: without carrier there are\n%q, want\n%q", round, got, before)
 		}
 		if err := f.SetCarrier(true); err != nil {
 			t.Fatal(err)
 		}
-		wait(t, "carrier", func() bool { return running(t, f) })
+		within(t, "carrier", func() bool { return running(t, f) })
 		if got := state(t, l); !slices.Equal(got, before) {
 			t.Errorf("round %d: with carrier again there are\n%q, want\n%q", round, got, before)
 		}
 	}
 	c := dial(t)
-	wait(t, "a packet comes out again", func() bool {
+	within(t, "a packet comes out again", func() bool {
 		c.Write([]byte("hello"))
 		bufs, sizes := [][]byte{make([]byte, 2000)}, make([]int, 1)
 		for n, err := f.TryRead(bufs, sizes); err == nil && n > 0; n, err = f.TryRead(bufs, sizes) {
@@ -121,14 +120,4 @@ func state(t *testing.T, l netlink.Link) (out []string) {
 	}
 	slices.Sort(out)
 	return out
-}
-
-func wait(t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	for end := time.Now().Add(patience); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
-		if ok() {
-			return
-		}
-	}
-	t.Fatalf("%s: not within %v", what, patience)
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
 
 	"ipoibcm/internal/expect"
 )
@@ -194,11 +195,25 @@ func udp(n int) []byte {
 // patience bounds waits for what takes milliseconds on an idle machine.
 const patience = time.Minute
 
+// sleeps reports whether a thread of the process waits in a system call, other than for Go's scheduler.
+func sleeps(t *testing.T, tid int) bool {
+	t.Helper()
+	call, err := os.ReadFile(fmt.Sprintf("/proc/self/task/%d/syscall", tid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	number, _, _ := strings.Cut(strings.TrimSpace(string(call)), " ")
+	return number != "running" && number != fmt.Sprint(unix.SYS_FUTEX)
+}
+
 func TestCloseEndsRead(t *testing.T) {
 	f := open(t, Options{})
 	bufs, sizes := buffers(1)
-	got := make(chan error)
+	got, thread := make(chan error), make(chan int, 1)
 	go func() {
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		thread <- unix.Gettid()
 		for {
 			if _, err := f.Read(bufs, sizes); err != nil {
 				got <- err
@@ -206,7 +221,8 @@ func TestCloseEndsRead(t *testing.T) {
 			}
 		}
 	}()
-	time.Sleep(50 * time.Millisecond)
+	tid := <-thread
+	within(t, "Read sleeps", func() bool { return sleeps(t, tid) })
 	f.Close()
 	select {
 	case err := <-got:

@@ -6,20 +6,17 @@ import (
 	"net"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"ipoibcm/internal/expect"
 )
 
 // within polls until ok.
 func within(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !ok(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("never: %s", what)
-		}
-	}
+	expect.Eventually(t, what, ok)
 }
 
 // nextDatagram reads the next UDP datagram to port 9 that came to one of the queues, and says which.

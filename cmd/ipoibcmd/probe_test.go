@@ -289,7 +289,7 @@ var badMPAPeers = []struct {
 			if _, err := c.Write([]byte{b}); err != nil {
 				return
 			}
-			time.Sleep(100 * time.Millisecond)
+			time.Sleep(100 * time.Millisecond) // over a real socket: the probe's time must pass by the real clock
 		}
 	}, 4, "timeout"},
 }

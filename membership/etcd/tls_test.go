@@ -146,6 +146,7 @@ func TestTLS(t *testing.T) {
 	}
 
 	ours.issue(path("a.pem"), path("a.key"), "a", time.Hour)
+	// The certificate must have expired by the clock of the etcd process, which tells nobody.
 	time.Sleep(time.Until(issued.Add(life + 100*time.Millisecond)))
 	s.kill()
 	s.start()

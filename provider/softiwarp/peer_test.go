@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/mpa"
 	"ipoibcm/verbs"
 )
@@ -87,14 +88,8 @@ func (s *side) recv(id uint64, n int) []byte {
 func (s *side) done() verbs.WC {
 	s.t.Helper()
 	var wc [1]verbs.WC
-	for end := time.Now().Add(patience); ; time.Sleep(time.Millisecond) {
-		if s.cq.Poll(wc[:]) == 1 {
-			return wc[0]
-		}
-		if time.Now().After(end) {
-			s.t.Fatal("nothing completed")
-		}
-	}
+	expect.Eventually(s.t, "a completion", func() bool { return s.cq.Poll(wc[:]) == 1 })
+	return wc[0]
 }
 
 func (s *side) fatal() verbs.Event {

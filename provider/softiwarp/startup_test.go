@@ -198,7 +198,7 @@ func TestSlowPeers(t *testing.T) {
 			select {
 			case <-stop:
 				return
-			case <-time.After(30 * time.Millisecond):
+			case <-time.After(30 * time.Millisecond): // over a real socket: Timeout passes by the real clock
 			}
 			if _, err := b.Write([]byte{c}); err != nil {
 				return

@@ -89,7 +89,7 @@ func TestConnected(t *testing.T) {
 	used, last := 0, time.Now() // times without a longer pause, which a busy machine may make
 	until(t, "three times connectIdle in which the connected socket is used", func() bool {
 		send(1)
-		time.Sleep(connectIdle / 10)
+		time.Sleep(connectIdle / 10) // the looks at a real socket are by the real clock
 		pause := time.Since(last)
 		last = time.Now()
 		switch {

@@ -3,7 +3,6 @@ package softroce
 import (
 	"runtime"
 	"testing"
-	"time"
 
 	"ipoibcm/ib"
 	"ipoibcm/internal/expect"
@@ -54,12 +53,27 @@ func TestHoldP(t *testing.T) {
 	until(t, "steps for the descriptor", func() bool { return c.sum.Load() == 50 })
 
 	// After a while of silence the waits are the runtime's again.
-	time.Sleep(holdFor + 100*time.Millisecond)
-	until(t, "a time of silence in which no wait holds the P", func() bool {
-		held := counter(a, "rx_held_waits") + counter(b, "rx_held_waits")
-		time.Sleep(200 * time.Millisecond)
-		return counter(a, "rx_held_waits")+counter(b, "rx_held_waits") == held
+	untilNotHeld(t, a)
+	untilNotHeld(t, b)
+}
+
+// untilNotHeld waits until a wait of d's receivers does not hold its P. To look has them wait anew, and
+// is no packet, after which they would hold it for longer.
+func untilNotHeld(t *testing.T, d *Device) {
+	t.Helper()
+	until(t, "a wait that does not hold its P", func() bool {
+		held := counter(d, "rx_held_waits")
+		wholeTurn(t, d)
+		return counter(d, "rx_held_waits") == held
 	})
+}
+
+// wholeTurn wakes d's receivers, and returns when each has done all that it does in a turn, the wait at
+// its end included.
+func wholeTurn(t *testing.T, d *Device) {
+	t.Helper()
+	must(t, d.Alive(patience)) // a turn has begun
+	must(t, d.Alive(patience)) // and another
 }
 
 // A thread that may not hold its P keeps no other from it while it waits.

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/ib"
+	"ipoibcm/internal/expect"
 	"ipoibcm/internal/ownnet"
 )
 
@@ -163,9 +164,5 @@ const patience = time.Minute
 // until waits for cond.
 func until(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	for end := time.Now().Add(patience); !cond(); time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("%s: has not happened after %v", what, patience)
-		}
-	}
+	expect.Eventually(t, what, cond)
 }

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"net/netip"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -39,21 +38,13 @@ func TestOwnGIDIsNotBelievedOfOthers(t *testing.T) {
 	pkt = append(pkt, make([]byte, roce.BTHLen+roce.ICRCLen)...)
 	roce.PutBTH(pkt[at:], roce.BTHFields{Opcode: roce.CNP, PKey: ib.DefaultPKey, DestQPN: 17})
 	must(t, unix.Sendto(fd, pkt[at:], 0, sockaddr(false, own, a.opts.udpPort(), 0)))
-	for end := time.Now().Add(10 * time.Second); a.count.rxNotOurs.Load() == 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("the packet was not refused; %d packets were taken", a.threads[0].count.rxPackets.Load())
-		}
-	}
+	until(t, "a packet refused", func() bool { return a.count.rxNotOurs.Load() > 0 })
 	if n := a.threads[0].count.rxPackets.Load(); n != 0 {
 		t.Errorf("%d packets were taken, want 0", n)
 	}
 	s := a.sendersOf(false)[0]
 	must(t, unix.Sendto(s.fd, pkt[at:], 0, sockaddr(false, own, a.opts.udpPort(), 0)))
-	for end := time.Now().Add(10 * time.Second); a.threads[0].count.rxPackets.Load() == 0; time.Sleep(time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatal("a packet of our own was not taken")
-		}
-	}
+	until(t, "a packet of our own taken", func() bool { return a.threads[0].count.rxPackets.Load() > 0 })
 }
 
 // Nobody else can bind a port that we send from, also while a connected socket has it.

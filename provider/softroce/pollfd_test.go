@@ -62,7 +62,7 @@ func TestPollFD(t *testing.T) {
 	var idle int64
 	until(t, "no step while there is nothing to do", func() bool { // the last one may be late
 		idle = c.calls.Load()
-		time.Sleep(50 * time.Millisecond)
+		time.Sleep(50 * time.Millisecond) // to wake it for a look would have it step
 		return c.calls.Load() == idle
 	})
 
@@ -76,7 +76,7 @@ func TestPollFD(t *testing.T) {
 
 	stop()
 	c.add(1)
-	time.Sleep(20 * time.Millisecond)
+	wholeTurn(t, a)
 	if got := c.sum.Load(); got != 5 {
 		t.Errorf("a step after stop: sum %d", got)
 	}
@@ -156,7 +156,7 @@ func TestPollFDCompletions(t *testing.T) {
 		for range 4 {
 			q.PostSend([]verbs.SendWR{wr})
 		}
-		time.Sleep(5 * time.Millisecond)
+		time.Sleep(5 * time.Millisecond) // a handler that ran on another goroutine would do it now, and none does
 		stepping.Store(false)
 	}
 	stop, err := a.PollFD(c.fd, c.step)

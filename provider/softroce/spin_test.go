@@ -3,6 +3,7 @@ package softroce
 import (
 	"fmt"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -68,7 +69,9 @@ func TestSpinnerPauses(t *testing.T) {
 
 // What is there is found, what is not there is not waited for beyond the bound,
 // and a yield that takes long ends it.
-func TestSpin(t *testing.T) {
+func TestSpin(t *testing.T) { synctest.Test(t, testSpin) }
+
+func testSpin(t *testing.T) {
 	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK)
 	must(t, err)
 	defer unix.Close(fd)
@@ -76,43 +79,36 @@ func TestSpin(t *testing.T) {
 	r := &receiver{dev: &Device{}, th: &thread{}}
 	r.most, r.after[0] = time.Second, 300*time.Microsecond
 	c := &r.th.count
-	slow := yield
-	defer func() { yield = slow }()
-	yield = func() {}
-	expect.Equal(t, r.spin(fds), false, "nothing there: what spin returns")
-	expect.Equal(t, c.rxSpinHits.Load(), 0, "nothing there: hits")
-	// A busy machine may have been late by itself.
-	expect.Equal(t, c.rxSpinMisses.Load()+c.rxSpinLate.Load(), 1, "nothing there: misses and late ones")
-	r.pauseEnds = time.Time{}
+	defer func(was func()) { yield = was }(yield)
+	look := func() { time.Sleep(time.Microsecond) } // by the bubble's clock, which nobody else moves
+	yield = look
+	check := func(what string, got, want bool, hits, misses, late uint64) {
+		t.Helper()
+		expect.Equal(t, got, want, "%s: what spin returns", what)
+		expect.Equal(t, c.rxSpinHits.Load(), hits, "%s: hits", what)
+		expect.Equal(t, c.rxSpinMisses.Load(), misses, "%s: misses", what)
+		expect.Equal(t, c.rxSpinLate.Load(), late, "%s: late ones", what)
+	}
+	begun := time.Now()
+	check("nothing there", r.spin(fds), false, 0, 1, 0)
+	if d := time.Since(begun); d != r.after[0] {
+		t.Errorf("nothing there: looked for %v, want %v", d, r.after[0])
+	}
 	looks := 0
 	yield = func() {
+		look()
 		if looks++; looks == 3 {
 			_, err := unix.Write(fd, []byte{1, 0, 0, 0, 0, 0, 0, 0})
 			must(t, err)
 		}
 	}
-	for range 100 { // until nobody came between
-		if hits := c.rxSpinHits.Load(); r.spin(fds) && c.rxSpinHits.Load() > hits {
-			break
-		}
-		r.pauseEnds = time.Time{} // it was late, because somebody did come between
-	}
-	if c.rxSpinHits.Load() != 1 {
-		t.Errorf("what comes while polling: %d hits", c.rxSpinHits.Load())
-	}
-	late := c.rxSpinLate.Load()
-	r.pauseEnds = time.Time{}
+	check("what comes while polling", r.spin(fds), true, 1, 1, 0)
 	yield = func() { time.Sleep(2 * spinLate) }
-	if !r.spin(fds) {
-		t.Error("somebody takes the processor: what is there was not found")
+	check("somebody takes the processor", r.spin(fds), true, 1, 1, 1)
+	if got, want := time.Until(r.pauseEnds), spinPause; got != want {
+		t.Errorf("somebody takes the processor: a pause of %v, want %v", got, want)
 	}
-	expect.Equal(t, c.rxSpinLate.Load(), late+1, "somebody takes the processor: late ones")
-	if r.pauseEnds.IsZero() {
-		t.Error("somebody takes the processor: no pause")
-	}
-	r.pauseEnds = time.Now().Add(time.Hour) // it may be over
-	expect.Equal(t, r.spin(fds), false, "in the pause: what spin returns")
-	expect.Equal(t, c.rxSpinLate.Load(), late+1, "in the pause: late ones")
+	check("in the pause", r.spin(fds), false, 1, 1, 1)
 }
 
 // It needs the P; status says what is off and why.
@@ -155,7 +151,7 @@ func TestKeptTimers(t *testing.T) {
 			for i := range requests {
 				switch i {
 				case requests / 2:
-					time.Sleep(holdFor + 50*time.Millisecond) // the timers' own goroutine takes over
+					untilNotHeld(t, a) // the timers' own goroutine takes over
 				case requests - 1:
 					stop() // nobody polls any more
 				}

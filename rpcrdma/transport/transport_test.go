@@ -343,12 +343,20 @@ func TestManyCalls(t *testing.T) {
 // anything that a peer could reach.
 func TestCallsEnd(t *testing.T) {
 	each(t, func(t *testing.T, join func(*testing.T, Options, Options) (*End, *End)) {
-		c, s := join(t, Options{}, Options{Serve: serve})
+		asked := make(chan struct{}, 3) // a call is at the program
+		c, s := join(t, Options{}, Options{Serve: func(ctx context.Context, s rpcrdma.Serve) rpcrdma.Event {
+			asked <- struct{}{}
+			return serve(ctx, s)
+		}})
 		result2(t)(c.Call(within(t), rpcrdma.Submit{Payload: call(procNULL)}))
-		ctx, cancel := context.WithTimeout(context.Background(), 50*time.Millisecond)
-		defer cancel()
+		<-asked
+		ctx, cancel := context.WithCancel(within(t))
+		go func() {
+			<-asked
+			cancel()
+		}()
 		if _, err := c.Call(ctx, rpcrdma.Submit{Payload: call(procSleep), Results: []int{9000},
-			MaxReply: replyHead + 4}); !errors.Is(err, context.DeadlineExceeded) {
+			MaxReply: replyHead + 4}); !errors.Is(err, context.Canceled) {
 			t.Errorf("a call without an answer: %v", err)
 		}
 		c.mu.Lock()
@@ -361,7 +369,7 @@ func TestCallsEnd(t *testing.T) {
 			_, err := c.Call(within(t), rpcrdma.Submit{Payload: call(procSleep), Results: []int{9000}, MaxReply: replyHead + 4})
 			ended <- err
 		}()
-		time.Sleep(50 * time.Millisecond) // either way the call must end
+		<-asked
 		s.Close()
 		var ce *CallError
 		if err := <-ended; !errors.As(err, &ce) || ce.Reason != rpcrdma.ReasonDisconnected {

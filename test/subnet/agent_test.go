@@ -347,7 +347,8 @@ func TestAgentsWithoutManager(t *testing.T) {
 		b.start()
 		c.start()
 		b.within(5*time.Second, "without a link", b.state("no link"))
-		time.Sleep(3 * time.Second) // tries have become rare
+		// The time to the next try doubles; from the third on it is the longest.
+		b.within(soon, "asking rarely", func() bool { return b.counter("sa_retry_info") >= 3 })
 		s := b.status()
 		if s.Underlay.Subnet.Joined {
 			t.Error("the broadcast group is joined, and there is nobody who could say so")

@@ -4,12 +4,15 @@ import (
 	"errors"
 	"os"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"ipoibcm/internal/expect"
 )
 
-func TestFake(t *testing.T) {
+func TestFake(t *testing.T) { synctest.Test(t, testFake) }
+
+func testFake(t *testing.T) {
 	f := New("ibcm0", 2)
 	for i, want := range []bool{true, true, false} {
 		if got := f.Send([]byte{byte(i), 7}); got != want {
@@ -42,7 +45,7 @@ func TestFake(t *testing.T) {
 	expect.Equal(t, f.Lost(), 2, "Lost")
 	expect.Equal(t, f.Written(), 3, "Written")
 	expect.Equal(t, f.Waiting(), 0, "Waiting")
-	go func() { time.Sleep(10 * time.Millisecond); f.Close() }()
+	go func() { time.Sleep(time.Millisecond); f.Close() }() // the bubble's clock moves when Read waits
 	if _, err := f.Read(bufs, sizes); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("read of a closed fake: %v", err)
 	}
