@@ -184,7 +184,7 @@ func (v *victim) unharmed(when string) {
 	first := func() uint64 {
 		return v.counter("softroce", "rc_packets_out") - v.counter("softroce", "rc_retransmits")
 	}
-	packets := first()
+	packets, messages := first(), v.counter("datapath", "tx_conn")
 	octets := v.send(v.peer, v.peer.v4, v.octetsPerSend).Octets
 	if got := v.counter("softroce", "tx_drop_too_big") - refused; got != 0 {
 		v.seg.Errorf("%s: %d packets were refused as too big, want 0", when, got)
@@ -192,8 +192,10 @@ func (v *victim) unharmed(when string) {
 	if got := v.fragments() - cut; got != 0 {
 		v.seg.Errorf("%s: %d fragments of IPv6, want 0", when, got)
 	}
-	if sent := first() - packets; sent*4096 > uint64(octets)*3/2 {
-		v.seg.Errorf("%s: %d packets for %d octets, want packets of 4096", when, sent, octets)
+	// The last packet of each message is a shorter one, and TCP has short messages on a busy machine.
+	messages = v.counter("datapath", "tx_conn") - messages
+	if sent := first() - packets; sent > uint64(octets)*3/2/4096+messages {
+		v.seg.Errorf("%s: %d packets for %d octets in %d messages, want packets of 4096", when, sent, octets, messages)
 	}
 }
 
