@@ -56,7 +56,7 @@ bench-full: build ## the same with IPv4, 4 streams, both directions and every ra
 	$(GO) run ./internal/bench -program bin/ipoibcmd -write docs/bench -full
 	$(GO) run ./internal/pictures
 
-cores: build ## goodput with 1, 2 and 4 data threads, each with 12 % of a processor, beside plain loops; writes docs/bench/cores.md; as root, at most 10 minutes
+cores: build ## goodput with 1, 2 and 4 data threads, each with 12 % of a processor, beside plain loops, and with 1 and 2 on free processors; writes docs/bench/cores.md; as root, at most 10 minutes
 	$(GO) run ./internal/bench -program bin/ipoibcmd -cores -write docs/bench
 
 stress: build ## slow, shared and narrow paths beside raw veth, VXLAN and wireguard-go; writes docs/bench/stress.md; as root, at most 10 minutes; ONLY=bystander picks rows

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -28,24 +29,26 @@ const (
 	corePeriod = 20 * time.Millisecond
 	coreHosts  = 5 // one with several data threads, and its peers
 	coreFlows  = 2 // for each peer
+	freeFlows  = 1 // for each peer, without control groups
 	coreSettle = 500 * time.Millisecond
 )
 
-// coreThreads are the numbers of data threads that are compared.
-var coreThreads = []int{1, 2, 4}
+// coreThreads are the numbers of data threads that are compared, freeThreads those without control groups.
+var coreThreads, freeThreads = []int{1, 2, 4}, []int{1, 2}
 
 // A coreResult is one measurement with a number of data threads.
 type coreResult struct {
 	mode    string
 	receive bool
 	threads int
+	flows   int // for each peer
 	mbps    float64
 	spins   float64 // rounds of the loops, per second
 	used    float64 // processors that the agent used
 	other   float64 // share of the sent packets that another thread than the connection's read from the TUN
 }
 
-// cores measures goodput with 1, 2 and 4 data threads.
+// cores measures goodput with 1, 2 and 4 data threads, and with 1 and 2 without control groups.
 func (b *bench) cores(ctx context.Context, dir string) error {
 	root, err := cpuGroups()
 	if err != nil {
@@ -56,24 +59,26 @@ func (b *bench) cores(ctx context.Context, dir string) error {
 	if err := g.make(); err != nil {
 		return err
 	}
-	var all []coreResult
+	var limited, free []coreResult
 	for round := range b.rounds {
 		for _, mode := range []string{oursRC, oursUC} {
 			for _, n := range coreThreads {
-				b.say("round %d of %d: %s, %d threads", round+1, b.rounds, mode, n)
-				got, err := b.coreRound(ctx, g, mode, n)
-				if ctx.Err() != nil {
-					return ctx.Err()
+				if err := b.coreRound(ctx, g, round, coreResult{mode: mode, threads: n, flows: coreFlows}, &limited); err != nil {
+					return err
 				}
-				if err != nil {
-					return fmt.Errorf("%s, %d threads: %w", mode, n, err)
+			}
+			// Each is first in every other round.
+			for i := range freeThreads {
+				n := freeThreads[(i+round)%len(freeThreads)]
+				if err := b.coreRound(ctx, &coreGroups{}, round, coreResult{mode: mode, threads: n, flows: freeFlows}, &free); err != nil {
+					return err
 				}
-				all = append(all, got...)
 			}
 		}
 	}
 	b.clear()
-	text := coreTable(all)
+	text := coreTable(limited) + fmt.Sprintf("\nWithout control groups, on %d processors that all hosts and programs share, %d TCP flows to each peer:\n\n",
+		runtime.NumCPU(), freeFlows) + freeTable(free)
 	fmt.Fprint(b.out, text)
 	if dir == "" {
 		return nil
@@ -85,30 +90,36 @@ func (b *bench) cores(ctx context.Context, dir string) error {
 	return os.WriteFile(filepath.Join(dir, "cores.md"), []byte(head+text), 0o644)
 }
 
-// coreRound measures goodput in both directions with n data threads, and n loops after each.
-func (b *bench) coreRound(ctx context.Context, g *coreGroups, mode string, n int) (list []coreResult, err error) {
-	m, err := b.newMesh(ctx, mode, meshKind{at: place{9000, family6}, size: coreHosts, threads: n})
+// coreRound measures goodput in both directions as r says, and as many loops as data threads after each.
+// It appends both results to list.
+func (b *bench) coreRound(ctx context.Context, g *coreGroups, round int, r coreResult, list *[]coreResult) (err error) {
+	b.say("round %d of %d: %s, %d threads", round+1, b.rounds, r.mode, r.threads)
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("%s, %d threads: %w", r.mode, r.threads, errors.Join(ctx.Err(), err))
+		}
+	}()
+	m, err := b.newMesh(ctx, r.mode, meshKind{at: place{9000, family6}, size: coreHosts, threads: r.threads})
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer m.close()
-	g.pid, g.n = m.agents[meshSender].PID(), n
+	g.pid, g.n = m.agents[meshSender].PID(), r.threads
 	defer g.leave()
 	if err := g.sort(); err != nil {
-		return nil, err
+		return err
 	}
 	d := b.transferTime(0)
-	for _, receive := range []bool{false, true} {
-		r := coreResult{mode: mode, receive: receive, threads: n}
+	for _, r.receive = range []bool{false, true} {
 		if err = b.coreGoodput(ctx, m, g, &r, d); err != nil {
-			return nil, err
+			return err
 		}
-		if r.spins, err = g.spin(n, d); err != nil {
-			return nil, err
+		if r.spins, err = g.spin(r.threads, d); err != nil {
+			return err
 		}
-		list = append(list, r)
+		*list = append(*list, r)
 	}
-	return list, nil
+	return nil
 }
 
 // coreGoodput fills in the goodput of all flows together, the processors used, and r.other.
@@ -120,7 +131,7 @@ func (b *bench) coreGoodput(ctx context.Context, m *mesh, g *coreGroups, r *core
 		if r.receive {
 			from, to = to, from
 		}
-		l, err := m.streams(ctx, from, to, coreFlows)
+		l, err := m.streams(ctx, from, to, r.flows)
 		if err != nil {
 			return err
 		}
@@ -164,9 +175,9 @@ func cpuGroups() (string, error) {
 
 // coreGroups are the control groups of the data threads, that of all other threads, and [oneGroup].
 type coreGroups struct {
-	dir string
-	pid int // the process whose threads are in them
-	n   int // data threads
+	dir string // empty: no groups, and threads use what they get
+	pid int    // the process whose threads are in them
+	n   int    // data threads
 }
 
 func (g *coreGroups) part(name string) string { return filepath.Join(g.dir, name) }
@@ -208,6 +219,9 @@ func writeNumber(file string, n int) error { return os.WriteFile(file, []byte(st
 // may move from thread to thread. All threads of such an agent therefore share one group, which has
 // coreRest more, for the work of the other threads.
 func (g *coreGroups) sort() error {
+	if g.dir == "" {
+		return nil
+	}
 	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/comm", g.pid))
 	if err != nil {
 		return err
@@ -246,6 +260,9 @@ func threadGroup(name string, threads int) string {
 
 // leave moves the process back to the parent group, if it still lives.
 func (g *coreGroups) leave() {
+	if g.dir == "" {
+		return
+	}
 	_ = writeNumber(filepath.Join(filepath.Dir(g.dir), "cgroup.procs"), g.pid)
 }
 
@@ -274,8 +291,11 @@ func (g *coreGroups) used() (seconds float64) {
 }
 
 // spin runs n loops for d, each in the group of a data thread, and returns how many rounds all of them
-// together made in a second.
+// together made in a second. Without groups it runs none.
 func (g *coreGroups) spin(n int, d time.Duration) (float64, error) {
+	if g.dir == "" {
+		return 0, nil
+	}
 	var count atomic.Uint64
 	var stop atomic.Bool
 	errs := make([]error, n)
@@ -338,6 +358,27 @@ func coreTable(all []coreResult) string {
 				fmt.Fprintf(&b, "| %s, %s | %d | %.0f | %.2f | %.2f | %.2f | %.3f | %.2f | %.2f | %.1f %% |\n", mode, way, n, r.mbps, scale, loops,
 					scale/loops, r.used, r.each, r.each/one.each, 100*r.other)
 			}
+		}
+	}
+	return b.String()
+}
+
+// freeTable returns a table of the medians without control groups. The ratio to one thread is the median of
+// the ratios within the rounds.
+func freeTable(all []coreResult) string {
+	var b strings.Builder
+	b.WriteString("| | one thread, Mb/s | two threads | ratio | lowest–highest |\n| --- | ---: | ---: | ---: | ---: |\n")
+	for _, mode := range []string{oursRC, oursUC} {
+		for _, way := range []string{"sending", "receiving"} {
+			mbps := map[int][]float64{}
+			for _, r := range all {
+				if r.mode == mode && r.receive == (way == "receiving") {
+					mbps[r.threads] = append(mbps[r.threads], r.mbps)
+				}
+			}
+			one, two := mbps[freeThreads[0]], mbps[freeThreads[1]]
+			of := ratios(two, one)
+			fmt.Fprintf(&b, "| %s, %s | %.0f | %.0f | %.2f | %.2f–%.2f |\n", mode, way, median(one), median(two), median(of), slices.Min(of), slices.Max(of))
 		}
 	}
 	return b.String()

@@ -30,6 +30,23 @@ func TestCoreTable(t *testing.T) {
 	}
 }
 
+// Without control groups what counts are the ratios within the rounds.
+func TestFreeTable(t *testing.T) {
+	var all []coreResult
+	for _, mode := range []string{oursRC, oursUC} {
+		for _, receive := range []bool{false, true} {
+			for round, mbps := range []float64{1000, 2000, 4000} {
+				all = append(all, coreResult{mode: mode, receive: receive, threads: 1, mbps: mbps},
+					coreResult{mode: mode, receive: receive, threads: 2, mbps: mbps * []float64{1.1, 0.5, 1.2}[round]})
+			}
+		}
+	}
+	got, want := freeTable(all), "| UC, receiving | 2000 | 1100 | 1.10 | 0.50–1.20 |"
+	if !strings.Contains(got, want) {
+		t.Errorf("the table lacks %q:\n%s", want, got)
+	}
+}
+
 // Which group a thread belongs to goes by its name, and with one data thread all share one.
 func TestThreadGroup(t *testing.T) {
 	for _, tt := range []struct {
