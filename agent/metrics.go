@@ -50,7 +50,7 @@ var (
 		desc("peer_receive_bytes_total", "Octets of IP of a peer that came over a connection.", "gid", "qpn"),
 	}
 	peersLeftOutDesc = desc("peers_without_series",
-		"Peers that have no series of their own, because there are more than metrics_peers.")
+		"Peers that have no series of their own, because there are more than metric_peers.")
 )
 
 // A collector reads the agent at scrape time; nothing is added to the hot path.

@@ -14,7 +14,7 @@ func TestMetricNames(t *testing.T) {
 		}
 	}
 	for _, tt := range []struct{ name, want string }{
-		{"drop_malformed_packet", "malformed_packet"}, {"rx_drop_icrc", "rx_icrc"}, {"mads_dropped", ""}, {"events_lost", ""},
+		{"drop_malformed_packet", "malformed_packet"}, {"rx_drop_icrc", "rx_icrc"}, {"up_drop_full", "up_full"}, {"mads_dropped", ""}, {"events_lost", ""},
 	} {
 		if got, _ := dropReason(tt.name); got != tt.want {
 			t.Errorf("%s: reason %q, want %q", tt.name, got, tt.want)

@@ -157,7 +157,7 @@ func TestStatsNameEveryPart(t *testing.T) {
 			t.Errorf("no counter of %s", p)
 		}
 	}
-	for _, c := range []string{"datapath.tx_ud_queue_full", "agent.events_lost", "hostnet.dump_retries",
+	for _, c := range []string{"datapath.tx_drop_ud_queue_full", "agent.events_lost", "hostnet.dump_retries",
 		"stub.rx_packets"} {
 		if !seen[c] {
 			t.Errorf("no counter %s", c)

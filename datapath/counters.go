@@ -16,34 +16,34 @@ type Counts[C any] struct {
 	Up        C `name:"up"`       // packets and frames handed up, TXStale not included
 	Injected  C `name:"injected"` // packets of InjectTUN
 
-	// Drops, by reason.
-	TxUnreachable   C `name:"tx_unreachable"`    // the path led to a Drop; in Send also to a Miss
-	TxGone          C `name:"tx_gone"`           // the connection was closed, or a packet could not follow its path
-	TxQueueFull     C `name:"tx_queue_full"`     // too much waited for a connection
-	TxUDQueueFull   C `name:"tx_ud_queue_full"`  // too much waited for the UD QP
-	TxLate          C `name:"tx_late"`           // waited for too long (CoDel)
-	TxNoBuffer      C `name:"tx_no_buffer"`      // send buffers used up
-	TxPostError     C `name:"tx_post_error"`     // the provider refused the request
-	TxError         C `name:"tx_error"`          // completed with an error
-	TxFlushed       C `name:"tx_flushed"`        // flushed from a QP in ERR; only requests that the provider reports
-	TxMalformed     C `name:"tx_malformed"`      // not IP
-	TxMulticastConn C `name:"tx_multicast_conn"` // a multicast whose path led to a connection
-	TxGroupHeld     C `name:"tx_group_held"`     // to a group: would have gone up, but HoldGroups is on
-	UpFull          C `name:"up_full"`           // no frame was free to hand it up
-	RxError         C `name:"rx_error"`          // completed with an error, flushes not included
-	RxShort         C `name:"rx_short"`          // shorter than its headers
-	RxUnknownType   C `name:"rx_unknown_type"`   // header type we do not carry
-	RxARPConn       C `name:"rx_arp_conn"`       // ARP or RARP on a connection
-	RxMulticastConn C `name:"rx_multicast_conn"` // multicast or broadcast on a connection
-	RxOwnEcho       C `name:"rx_own_echo"`       // our own multicast
-	RxNotWanted     C `name:"rx_not_wanted"`     // inner multicast group not in SetGroups
-	RxMalformed     C `name:"rx_malformed"`      // IP version differs from the type
-	RxUnknownQP     C `name:"rx_unknown_qp"`     // from a QP that is gone
-	RxTUN           C `name:"rx_tun"`            // the kernel refused the packet
-	RxFlood         C `name:"rx_flood"`          // ARP, ND, CM and probes on the UD QP, more than sources may send
-	RxNotAllowed    C `name:"rx_not_allowed"`    // on the UD QP, from a source not in SetAllow
-	RxUDFlood       C `name:"rx_ud_flood"`       // IP on the UD QP, more than a source may send that we do not send to by UD
-	RxCongested     C `name:"rx_congested"`      // not ECN-capable, in a UD or UC message with a CE mark (RFC 6040)
+	// Drops, by reason. metrics know them by "drop_" in the name.
+	TxUnreachable   C `name:"tx_drop_unreachable"`    // the path led to a Drop; in Send also to a Miss
+	TxGone          C `name:"tx_drop_gone"`           // the connection was closed, or a packet could not follow its path
+	TxQueueFull     C `name:"tx_drop_queue_full"`     // too much waited for a connection
+	TxUDQueueFull   C `name:"tx_drop_ud_queue_full"`  // too much waited for the UD QP
+	TxLate          C `name:"tx_drop_late"`           // waited for too long (CoDel)
+	TxNoBuffer      C `name:"tx_drop_no_buffer"`      // send buffers used up
+	TxPostError     C `name:"tx_drop_post_error"`     // the provider refused the request
+	TxError         C `name:"tx_drop_error"`          // completed with an error
+	TxFlushed       C `name:"tx_drop_flushed"`        // flushed from a QP in ERR; only requests that the provider reports
+	TxMalformed     C `name:"tx_drop_malformed"`      // not IP
+	TxMulticastConn C `name:"tx_drop_multicast_conn"` // a multicast whose path led to a connection
+	TxGroupHeld     C `name:"tx_drop_group_held"`     // to a group: would have gone up, but HoldGroups is on
+	UpFull          C `name:"up_drop_full"`           // no frame was free to hand it up
+	RxError         C `name:"rx_drop_error"`          // completed with an error, flushes not included
+	RxShort         C `name:"rx_drop_short"`          // shorter than its headers
+	RxUnknownType   C `name:"rx_drop_unknown_type"`   // header type we do not carry
+	RxARPConn       C `name:"rx_drop_arp_conn"`       // ARP or RARP on a connection
+	RxMulticastConn C `name:"rx_drop_multicast_conn"` // multicast or broadcast on a connection
+	RxOwnEcho       C `name:"rx_drop_own_echo"`       // our own multicast
+	RxNotWanted     C `name:"rx_drop_not_wanted"`     // inner multicast group not in SetGroups
+	RxMalformed     C `name:"rx_drop_malformed"`      // IP version differs from the type
+	RxUnknownQP     C `name:"rx_drop_unknown_qp"`     // from a QP that is gone
+	RxTUN           C `name:"rx_drop_tun"`            // the kernel refused the packet
+	RxFlood         C `name:"rx_drop_flood"`          // ARP, ND, CM and probes on the UD QP, more than sources may send
+	RxNotAllowed    C `name:"rx_drop_not_allowed"`    // on the UD QP, from a source not in SetAllow
+	RxUDFlood       C `name:"rx_drop_ud_flood"`       // IP on the UD QP, more than a source may send that we do not send to by UD
+	RxCongested     C `name:"rx_drop_congested"`      // not ECN-capable, in a UD or UC message with a CE mark (RFC 6040)
 
 	// Not drops.
 	RxUDOversize   C `name:"rx_ud_oversize"`  // UD frames larger than our UD MTU

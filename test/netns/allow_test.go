@@ -35,7 +35,7 @@ func TestAllow(t *testing.T) {
 	}
 	unanswered(c, a)
 	unanswered(a, c)
-	if a.counter("datapath", "rx_not_allowed") == 0 {
+	if a.counter("datapath", "rx_drop_not_allowed") == 0 {
 		t.Error("no datagram was counted as not allowed")
 	}
 	var known control.Neighbours

@@ -33,7 +33,7 @@ func TestCongestionMarks(t *testing.T) {
 			{second, "datapath", "rx_marked", true},
 			{first, "softroce", "rx_cnp", true}, {first, "softroce", "rc_ce_reductions", true},
 			{first, "softroce", "rc_ect_lost", false},
-			{second, "datapath", "rx_congested", false}}},
+			{second, "datapath", "rx_drop_congested", false}}},
 		{"RC over IPv4", "rc", true, [2]string{"auto", "auto"}, "ect0", "ce", 40, []want{
 			{second, "softroce", "rc_ce_in", true}, {second, "datapath", "rx_marked", true},
 			{first, "softroce", "rc_ce_reductions", true}}},
@@ -42,7 +42,7 @@ func TestCongestionMarks(t *testing.T) {
 		{"the path clears it", "rc", false, [2]string{"auto", "auto"}, "ect0", "not-ect", 1, []want{
 			{first, "softroce", "rc_ect_lost", true}, {second, "softroce", "rc_ce_in", false}}},
 		{"UD, on", "ud", false, [2]string{"on", "on"}, "ect0", "ce", 40, []want{
-			{second, "datapath", "rx_marked", true}, {second, "datapath", "rx_congested", false}}},
+			{second, "datapath", "rx_marked", true}, {second, "datapath", "rx_drop_congested", false}}},
 		{"UC, on", "uc", false, [2]string{"on", "auto"}, "ect0", "ce", 400, []want{
 			{second, "softroce", "uc_ce_in", true}, {second, "softroce", "uc_cnps_out", true},
 			{second, "datapath", "rx_marked", true}}},

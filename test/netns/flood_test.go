@@ -311,10 +311,10 @@ func (s *segment) floodCounts(h *host) (c floodCounts) {
 		case "softroce mads_drop_flood":
 			c.arrived += n.Value
 			c.refused += n.Value
-		case "datapath rx_ud_flood", "softroce rx_drop_filtered": // before a queue pair could count it
+		case "datapath rx_drop_ud_flood", "softroce rx_drop_filtered": // before a queue pair could count it
 			c.arrived += n.Value
 			c.refused += n.Value
-		case "datapath rx_flood":
+		case "datapath rx_drop_flood":
 			c.refused += n.Value
 		case "softroce rx_drop_overflow":
 			c.overflow += n.Value
@@ -401,7 +401,7 @@ func TestUDIsNoFlood(t *testing.T) {
 		}
 	})
 	for _, h := range s.hosts {
-		if n := h.counter("datapath", "rx_ud_flood"); n != 0 {
+		if n := h.counter("datapath", "rx_drop_ud_flood"); n != 0 {
 			t.Errorf("%s has taken %d datagrams for a flood", h.Name, n)
 		}
 	}

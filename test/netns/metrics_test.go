@@ -77,7 +77,10 @@ func TestMetrics(t *testing.T) {
 	for _, want := range []string{"ipoibcm_up{", "ipoibcm_build_info{", "ipoibcm_answered{",
 		`ipoibcm_peers{interface="` + ifName + `",mode="RC"} 1`,
 		"ipoibcm_connections{interface=\"" + ifName + "\"} 1", "ipoibcm_datapath_tx_bytes_total{",
-		"ipoibcm_peer_transmit_bytes_total{", "ipoibcm_drops_total{"} {
+		"ipoibcm_peer_transmit_bytes_total{",
+		`ipoibcm_drops_total{interface="` + ifName + `",part="ipoib",reason="malformed_packet"}`,
+		`ipoibcm_drops_total{interface="` + ifName + `",part="datapath",reason="rx_flood"}`,
+		`ipoibcm_drops_total{interface="` + ifName + `",part="softroce",reason="rx_icrc"}`} {
 		if !strings.Contains(text, want) {
 			t.Errorf("no %s", want)
 		}

@@ -114,7 +114,7 @@ func TestOverloadedPeerIsAlone(t *testing.T) {
 			if mode == "rc" && mbps < enough {
 				t.Errorf("%.1f Mb/s came through 20 Mb/s, want half of it at least", mbps)
 			}
-			if mode == "rc" && a.counter("datapath", "tx_queue_full")+a.counter("datapath", "tx_late") == 0 {
+			if mode == "rc" && a.counter("datapath", "tx_drop_queue_full")+a.counter("datapath", "tx_drop_late") == 0 {
 				t.Error("no packet to the overloaded peer was dropped in front of its queue pair")
 			}
 			t.Logf("%d of %d pings lost, %.1f Mb/s to the peer behind 20 Mb/s", lost, pings, mbps)
