@@ -214,19 +214,27 @@ func reportConfig(file string) ([]byte, error) {
 	return secretKeys.ReplaceAll(b, []byte("$1 left out")), err
 }
 
-// reportDoctor examines the host as doctor does. The daemon has its interface already, so another name is
-// tried.
+// reportDoctor examines the host as doctor does, for each interface of the file. The daemon has its
+// interfaces already, so another name is tried.
 func reportDoctor(ctx context.Context, file string) ([]byte, error) {
-	c := defaults()
-	if _, err := c.load(file); err != nil {
-		return nil, err
-	}
-	c.Name, c.Control = "ibcm-report", ""
-	s, err := c.settings()
+	configs, err := configsOf(file)
 	if err != nil {
 		return nil, err
 	}
-	return json.MarshalIndent(doctor.Examine(gather(ctx, s)), "", "  ")
+	var out []byte
+	for _, c := range configs {
+		c.Name, c.Control = "ibcm-report", ""
+		s, err := c.settings()
+		if err != nil {
+			return nil, err
+		}
+		b, err := json.MarshalIndent(doctor.Examine(gather(ctx, s)), "", "  ")
+		if err != nil {
+			return nil, err
+		}
+		out = append(append(out, b...), '\n')
+	}
+	return out, nil
 }
 
 // reportEventsOf reads the past events. The stream does not end after them, so it takes what arrives within

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -39,11 +40,19 @@ func newDoctor() *cobra.Command {
 			if peer != "" {
 				return doctorPeer(cmd, &flags, peer, asJSON)
 			}
-			s, err := configure(cmd, &flags, file)
+			all, err := configureAll(cmd, &flags, file)
 			if err != nil {
 				return usageError{err}
 			}
-			return printExam(doctor.Examine(gather(cmd.Context(), s)), "run would work", "run would not work", asJSON)
+			var failed error
+			for _, s := range all {
+				if len(all) > 1 && !asJSON {
+					fmt.Fprintf(stdout, "%s:\n", s.Name)
+				}
+				err := printExam(doctor.Examine(gather(cmd.Context(), s)), "run would work", "run would not work", asJSON)
+				failed = cmp.Or(err, failed)
+			}
+			return failed
 		},
 	}
 	flags.bind(cmd.Flags())

@@ -69,7 +69,7 @@ func splitInterfaces(b []byte) (common []byte, each [][]byte, err error) {
 	return b, nil, nil
 }
 
-// configureAll is configure for run, whose file may have several interfaces.
+// configureAll is configure for a file that may have several interfaces.
 func configureAll(cmd *cobra.Command, flags *Config, file string) ([]settings, error) {
 	var each [][]byte
 	var common []byte
@@ -88,7 +88,7 @@ func configureAll(cmd *cobra.Command, flags *Config, file string) ([]settings, e
 	}
 	var given []string
 	cmd.Flags().Visit(func(f *pflag.Flag) {
-		if f.Name != "config" && f.Name != "exit-on-eof" {
+		if !slices.Contains([]string{"config", "exit-on-eof", "json"}, f.Name) {
 			given = append(given, "--"+f.Name)
 		}
 	})
@@ -103,24 +103,58 @@ func configureAll(cmd *cobra.Command, flags *Config, file string) ([]settings, e
 	return all, nil
 }
 
-// decodeInterfaces returns the configuration of each interface.
+// decodeInterfaces returns the checked configuration of each interface.
 func decodeInterfaces(common []byte, each [][]byte) (all []settings, err error) {
-	for i, own := range each {
-		c := defaults()
-		if err := c.decode(common); err != nil {
-			return nil, err
-		}
-		var s settings
-		err := c.decode(own)
-		if err == nil {
-			s, err = c.settings()
-		}
+	configs, err := decodeEach(common, each)
+	if err != nil {
+		return nil, err
+	}
+	for i := range configs {
+		s, err := configs[i].settings()
 		if err != nil {
 			return nil, fmt.Errorf("interfaces[%d]: %w", i, err)
 		}
 		all = append(all, s)
 	}
 	return all, checkTogether(all)
+}
+
+// decodeEach returns the configuration of each interface, and does not check its values.
+func decodeEach(common []byte, each [][]byte) (all []Config, err error) {
+	for i, own := range each {
+		c := defaults()
+		if err := c.decode(common); err != nil {
+			return nil, err
+		}
+		if err := c.decode(own); err != nil {
+			return nil, fmt.Errorf("interfaces[%d]: %w", i, err)
+		}
+		all = append(all, c)
+	}
+	return all, nil
+}
+
+// configsOf returns the configurations in a file: one, or one for each of its interfaces. It does not check
+// their values.
+func configsOf(file string) ([]Config, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("read configuration: %w", err)
+	}
+	common, each, err := splitInterfaces(b)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	if each == nil {
+		c := defaults()
+		_, err := c.load(file)
+		return []Config{c}, err
+	}
+	all, err := decodeEach(common, each)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	return all, nil
 }
 
 // checkTogether returns an error if interfaces of one process have a setting in common that must differ, or

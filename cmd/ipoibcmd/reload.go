@@ -146,14 +146,18 @@ func newReload() *cobra.Command {
   ipoibcmd reload --config /etc/ipoibcm/ibcm0.yaml`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			daemons := []clientFlags{flags}
 			if file != "" && flags.control == "" && flags.name == "" {
-				c := defaults()
-				if _, err := c.load(file); err != nil {
+				configs, err := configsOf(file)
+				if err != nil {
 					return usageError{err}
 				}
-				flags.control = c.controlPath()
+				daemons = nil
+				for _, c := range configs {
+					daemons = append(daemons, clientFlags{control: c.controlPath(), name: c.Name, json: flags.json})
+				}
 			}
-			return reload(cmd.Context(), &flags, check, diff)
+			return reloadAll(cmd.Context(), daemons, check, diff)
 		},
 	}
 	cmd.Flags().StringVar(&file, "config", "", "configuration file of the daemon, which names its socket")
@@ -163,22 +167,54 @@ func newReload() *cobra.Command {
 	return cmd
 }
 
-// reload asks the agent to reload its configuration, and prints the outcome.
-func reload(ctx context.Context, flags *clientFlags, check, diff bool) error {
+// reloadAll has each interface of a file reload its configuration. If a change of one of several takes a
+// restart, nothing is changed in the others.
+func reloadAll(ctx context.Context, daemons []clientFlags, check, diff bool) error {
+	several := len(daemons) > 1
+	if several && !check {
+		for i := range daemons {
+			r, err := askReload(ctx, &daemons[i], true)
+			if err != nil {
+				return fmt.Errorf("%s: %w", daemons[i].name, err)
+			}
+			check = check || r.Refused
+		}
+	}
+	var refused error
+	for i := range daemons {
+		d := &daemons[i]
+		r, err := askReload(ctx, d, check)
+		if err != nil {
+			return fmt.Errorf("%s%w", either(several, d.name+": ", ""), err)
+		}
+		print := func(w io.Writer, r *control.Reload) {
+			if several {
+				fmt.Fprintf(w, "%s:\n", d.name)
+			}
+			printReload(w, r, check, diff)
+		}
+		if err := printDoc(d.json, r, print); err != nil {
+			return err
+		}
+		if r.Refused {
+			refused = silentError{errors.New("a change takes a restart")}
+		}
+	}
+	return refused
+}
+
+// askReload asks the agent to reload its configuration, or with check what that would change.
+func askReload(ctx context.Context, flags *clientFlags, check bool) (*control.Reload, error) {
 	c, err := flags.open()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	query := url.Values{}
 	if check {
 		query.Set("check", "1")
 	}
-	var r control.Reload
-	if err := c.document(ctx, http.MethodPost, control.PathReload, query, &r); err != nil {
-		return err
-	}
-	print := func(w io.Writer, r *control.Reload) { printReload(w, r, check, diff) }
-	return told(flags.json, &r, print, errorIf(r.Refused, errors.New("a change takes a restart")))
+	r := new(control.Reload)
+	return r, c.document(ctx, http.MethodPost, control.PathReload, query, r)
 }
 
 func printReload(w io.Writer, r *control.Reload, check, diff bool) {
