@@ -80,13 +80,21 @@ func configure(stdin []byte) (c netConf, err error) {
 	return c, nil
 }
 
-// notHere maps settings of the agent that this plugin does not have, although they look like its own, to
-// the reason. If the plugin ignored such a setting, the pod could be on another link than the author of the
+// notHere maps settings of the agent that this plugin does not take to the reason. If the plugin ignored
+// such a setting, the pod could be on another link, or open to other hosts, than the author of the
 // configuration expects.
 var notHere = map[string]string{
 	"member_id": "the service names each pod", "state_dir": "the service has one for each pod",
 	"underlay": "it is called master", "device": "the service makes one on master", "gid": "each pod has its own",
-	"addresses": "ipam gives them", "netns": "the runtime says which",
+	"addresses": "ipam gives them", "netns": "the runtime says which", "control": "the service has one for each pod",
+}
+
+func init() {
+	for _, key := range []string{"allow", "arp_accept", "cm_transport", "control_group", "create_broadcast", "ecn", "idle_timeout",
+		"interfaces", "limits", "log_format", "log_level", "metric_peers", "metrics", "metrics_auth", "metrics_tls", "offload",
+		"peer_allow", "peer_trust", "port", "provider", "qkey", "sandbox", "service_id", "threads", "traffic_class", "user"} {
+		notHere[key] = "all pods have the default"
+	}
 }
 
 // refuse returns an error if the configuration has a setting of notHere. Only ADD and STATUS call it, so

@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"os"
 	"reflect"
+	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -42,6 +44,24 @@ func TestConfigure(t *testing.T) {
 			t.Errorf("%s: got %v, want an error of CNI", tt.name, err)
 		} else if !strings.Contains(said.Msg, tt.want) {
 			t.Errorf("%s: got %q, want %q in it", tt.name, said.Msg, tt.want)
+		}
+	}
+}
+
+// No setting of the agent is ignored: the plugin takes it or refuses it.
+func TestEverySettingIsTakenOrRefused(t *testing.T) {
+	sample, err := os.ReadFile("../ipoibcmd/sample.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken := []string{"name", "mode", "ud_mtu", "receive_mtu", "pkey", "link", "membership", "peers", "etcd"}
+	keys := append(regexp.MustCompile(`(?m)^([a-z_]+):`).FindAllStringSubmatch(string(sample), -1), []string{"", "interfaces"})
+	if len(keys) < 30 {
+		t.Fatalf("%d settings found in sample.yaml", len(keys))
+	}
+	for _, key := range keys {
+		if refused := notHere[key[1]] != ""; refused == slices.Contains(taken, key[1]) {
+			t.Errorf("%s: refused is %v", key[1], refused)
 		}
 	}
 }
