@@ -18,6 +18,7 @@ var fromPackaging = []file{
 	// iproute2 reads this directory in all its versions, and the one below /usr since 6.7.
 	{from: "rt_protos.d/ipoibcm.conf", to: "/etc/iproute2/rt_protos.d/ipoibcm.conf", config: true},
 	{from: "prometheus/ipoibcm.rules.yml", to: "/usr/share/doc/ipoibcm/examples/prometheus/ipoibcm.rules.yml"},
+	{from: "grafana/ipoibcm.json", to: "/usr/share/doc/ipoibcm/examples/grafana/ipoibcm.json"},
 	{from: "kubernetes/network.yaml", to: "/usr/share/doc/ipoibcm/examples/kubernetes/network.yaml"},
 	{from: "kubernetes/node.yaml", to: "/usr/share/doc/ipoibcm/examples/kubernetes/node.yaml"},
 	{from: "quadlet/ipoibcm@.container", to: "/usr/share/doc/ipoibcm/examples/quadlet/ipoibcm@.container"},
@@ -36,13 +37,13 @@ func (b *build) fromTree() error {
 	return b.documents()
 }
 
-// documents installs the documents at the top of the tree, and all Markdown and SVG files below docs.
+// documents installs the documents at the top of the tree, and all files below docs.
 func (b *build) documents() error {
 	for _, name := range []string{"README.md", "SECURITY.md", "CONTRIBUTING.md", "CHANGELOG.md"} {
 		b.add(name, "/usr/share/doc/ipoibcm/"+name, 0o644)
 	}
 	return filepath.WalkDir("docs", func(path string, d fs.DirEntry, err error) error {
-		if ext := filepath.Ext(path); err == nil && !d.IsDir() && (ext == ".md" || ext == ".svg") {
+		if err == nil && !d.IsDir() {
 			b.add(path, "/usr/share/doc/ipoibcm/"+filepath.ToSlash(path), 0o644)
 		}
 		return err

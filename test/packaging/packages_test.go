@@ -9,6 +9,7 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"io"
+	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
@@ -115,27 +116,35 @@ func TestContents(t *testing.T) {
 	}
 }
 
-// linksHold checks that a page or picture of the documentation is there if README.md names it.
+// linksHold checks that what README.md and the pages of the documentation name of each other, of
+// pictures and of data is in the package. Links to the source lead out of it.
 func linksHold(t *testing.T, format, dir string) {
 	t.Helper()
-	text, err := os.ReadFile(dir + "/README.md")
+	links := 0
+	err := filepath.WalkDir(dir, func(page string, d fs.DirEntry, err error) error {
+		if err != nil || filepath.Ext(page) != ".md" {
+			return err
+		}
+		text, err := os.ReadFile(page)
+		for _, part := range strings.Split(string(text), "](")[1:] {
+			target, _, _ := strings.Cut(part, ")")
+			target, _, _ = strings.Cut(target, "#")
+			path := filepath.Join(filepath.Dir(page), target)
+			if target == "" || strings.Contains(target, "://") || !strings.HasPrefix(path, dir+"/docs/") {
+				continue
+			}
+			links++
+			if _, err := os.Stat(path); err != nil {
+				t.Errorf("%s: %s names %s, which is not in the package", format, strings.TrimPrefix(page, dir), target)
+			}
+		}
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	pages := 0
-	for _, part := range strings.Split(string(text), "](")[1:] {
-		target, _, _ := strings.Cut(part, ")")
-		target, _, _ = strings.Cut(target, "#")
-		if ext := filepath.Ext(target); ext != ".md" && ext != ".svg" || strings.Contains(target, "://") {
-			continue
-		}
-		pages++
-		if _, err := os.Stat(filepath.Join(dir, target)); err != nil {
-			t.Errorf("%s: README.md names %s, which is not in the package", format, target)
-		}
-	}
-	if pages < 10 {
-		t.Errorf("%s: README.md names %d pages, want more", format, pages)
+	if links < 100 {
+		t.Errorf("%s: the pages have %d links, want more", format, links)
 	}
 }
 
