@@ -15,6 +15,8 @@ const (
 	// backlogTries is how often in a row the first call of a backlog may find no room
 	// although the kernel reported some. The next time its packets are lost.
 	backlogTries = 16
+	// reportAgain is the time after which a kernel that refused to report room is asked again.
+	reportAgain = 10 * time.Millisecond
 	// roomEvents is how many sockets with room goOn looks at in one call.
 	roomEvents = 16
 )
@@ -91,8 +93,16 @@ func (s *sender) full(b *backlog) {
 	}
 	if err != nil { // without the kernel's word b would wait for ever
 		s.dev.log.Warn("cannot wait for room in a socket", "err", err)
-		s.drop(b)
-		b.full = false
+		time.AfterFunc(reportAgain, func() { s.fullAgain(b) })
+	}
+}
+
+// fullAgain asks the kernel again to report room in the socket of b, if that is still open.
+func (s *sender) fullAgain(b *backlog) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.fd >= 0 && b.full && (b == &s.backlog || s.conn != nil && b == &s.conn.backlog) {
+		s.full(b)
 	}
 }
 

@@ -97,6 +97,45 @@ func fillSocket(t *testing.T, v4 bool) (took time.Duration, overtaken uint64) {
 	return took, 0
 }
 
+// A kernel that refuses to report room in a socket is asked again: nothing is lost, and no queue pair waits for ever.
+func TestFullSocketWithoutReport(t *testing.T) {
+	a, b := vethPair(t, 9000, false, func(o *Options) { o.SendBuffer = 64 << 10 })
+	limit(t, a, 4<<20)
+	const n, size = 8, 60000
+	x, y := newEnd(t, a, ib.UC, n, size), newEnd(t, b, ib.UC, n, size)
+	connect(x, y)
+	for i := range n {
+		_, err := y.qp.PostRecv([]verbs.RecvWR{{ID: uint64(i), SG: y.sge(i, size)}})
+		must(t, err)
+	}
+	reports := a.threads[0].writable
+	setReports(a, -1)
+	for i := range n {
+		_, err := x.qp.PostSend([]verbs.SendWR{{ID: uint64(i), Flags: verbs.Signaled, SG: x.sge(i, size)}})
+		must(t, err)
+	}
+	if counter(a, "tx_waits") == 0 {
+		t.Error("the socket was never full")
+	}
+	setReports(a, reports)
+	for i := range n {
+		expect.MustEqual(t, x.next().ID, uint64(i), "ID of send %d", i)
+	}
+	for i := range n {
+		expect.MustEqual(t, y.next().ID, uint64(i), "ID of receive %d", i)
+	}
+	expect.Equal(t, counter(a, "tx_drop_no_room"), uint64(0), "packets dropped")
+}
+
+// setReports has the senders of d use fd as the epoll descriptor that reports room.
+func setReports(d *Device, fd int) {
+	for _, s := range d.senders {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+	}
+	d.threads[0].writable = fd
+}
+
 // Of datagrams a full socket keeps some and loses the rest, and says how many.
 func TestFullSocketKeepsFewDatagrams(t *testing.T) {
 	a, b := vethPair(t, 9000, false, func(o *Options) { o.SendBuffer = 64 << 10 })
