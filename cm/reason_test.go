@@ -187,7 +187,7 @@ func TestAlternatePath(t *testing.T) {
 		}
 		m.Step(nil, time.Time{}, RecvMAD{message("RTU", args{"remote": "1"})})
 		if apr := findMAD[mad.APR](t, m.Step(nil, time.Time{},
-			RecvMAD{message("LAP", args{"remote": "1"})})); apr.Status != mad.APRReject {
+			RecvMAD{message("LAP", args{"remote": "1"})})); apr.Status != mad.APRUnsupported {
 			t.Errorf("LAP: %v", apr)
 		}
 	}

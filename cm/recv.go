@@ -166,7 +166,7 @@ func (m *Manager) recvLAP(in *verbs.MAD, lap *mad.LAP) {
 	}
 	m.took(c, "alternate paths are not supported")
 	apr := mad.APR{TransactionID: lap.TransactionID, LocalCommID: lap.RemoteCommID, RemoteCommID: lap.LocalCommID,
-		Status: mad.APRReject}
+		Status: mad.APRUnsupported}
 	if c == nil || c.state != StateEstablished {
 		apr.Status = mad.APRInvalidCommID
 	}

@@ -87,16 +87,11 @@ func (f *Interface) replied(ev cm.ReplyReceived) {
 	if pd.UnmarshalBinary(ev.PrivateData) == nil {
 		theirs = pd.ReceiveMTU
 	}
-	if err := f.negotiate(c, theirs); err != nil {
+	if f.negotiate(c, theirs) != nil {
 		// RFC 4755 section 5 names no error: we refuse with our own values, and use UD to that peer.
-		p := c.peer
 		f.count(nREJSent)
 		f.cmStep(cm.Reject{Handle: ev.Handle, Reason: cm.ReasonInvalidMTU, PrivateData: f.privateData(c.receive)})
-		if f.conns.byID[c.id] == c {
-			f.drop(c)
-			f.fail(p, err.Error())
-		}
-		return
+		return // the CM answers with Failed
 	}
 	f.connect(c)
 	f.cmStep(cm.Ready{Handle: ev.Handle, PrivateData: f.privateData(c.receive)})
@@ -126,7 +121,13 @@ func (f *Interface) dialFailed(c *conn, ev cm.Failed) {
 			return
 		}
 	}
-	f.fail(p, fmt.Sprintf("request %v", ev.Cause))
+	why := "request " + ev.Cause.String()
+	if ev.Cause == cm.Refused {
+		if err := f.negotiate(c, c.theirs); err != nil {
+			why = err.Error()
+		}
+	}
+	f.fail(p, why)
 }
 
 // rejected decides what a REJ to our REQ means (docs/adr/0007-both-service-ids.md).
