@@ -660,7 +660,9 @@ func TestSIWRefusals(t *testing.T) {
 			Depths: depths})
 		var fault *mpa.Error
 		if !errors.As(err, &fault) || fault.Code() != mpa.CodeNoRTR {
-			t.Errorf("%v\nrping says %q; the guest's console:\n%s", err, p.Output(), w.vm.Console())
+			out, shErr := w.vm.Sh(patience, "ss -tan 2>/dev/null || netstat -tan; for f in /proc/[0-9]*; do read -r n <$f/comm; "+
+				"case $n in rping|kworker*iw_cm*|kworker*siw*) echo $n; cat $f/stack $f/task/*/stack;; esac; done; dmesg | tail -n 30")
+			t.Errorf("%v\nrping says %q; the guest: %v %s\nconsole:\n%s", err, p.Output(), shErr, out, w.vm.Console())
 		}
 		if f := x.peer(t); !f.Enhanced.PeerToPeer || f.Enhanced.RTR&mpa.RTRSend != 0 {
 			t.Errorf("the kernel sent %+v", f)
