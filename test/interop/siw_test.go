@@ -128,15 +128,18 @@ func (w *world) iwarp(t *testing.T) (*softiwarp.Device, *end) {
 	return d, newEnd(t, d, endConfig{transport: ib.RC, buf: 64 << 10})
 }
 
+// dial connects to a server in the guest once that listens. The kernel listens on the socket before siw looks
+// for connections there (siw_create_listen), and one that comes between is left alone until the next one.
 func (w *world) dial(port int) func(context.Context) (net.Conn, error) {
 	return func(context.Context) (conn net.Conn, err error) {
+		listens := fmt.Sprintf("until grep -qs ':%04X [0-9A-F:]* 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.02; done; sleep %g",
+			port, breath.Seconds())
+		if out, err := w.vm.Sh(patience, listens); err != nil {
+			return nil, fmt.Errorf("nobody listens at port %d: %w %s", port, err, out)
+		}
 		err = w.host.Do(func() (err error) {
-			for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) { // it is not listening yet
-				conn, err = net.DialTimeout("tcp4", fmt.Sprintf("%s:%d", guestIPv4, port), patience)
-				if err == nil || time.Now().After(end) {
-					return err
-				}
-			}
+			conn, err = net.DialTimeout("tcp4", fmt.Sprintf("%s:%d", guestIPv4, port), patience)
+			return err
 		})
 		return conn, err
 	}
@@ -269,8 +272,8 @@ func (e *end) rpingServe() {
 	}
 }
 
-// breath is how long our side waits before its first message to a server. While
-// siw is busy with its accept it overlooks that data has come (its callback only
+// breath is how long our side waits before its first message to a server, and before it connects to one that
+// has begun to listen. While siw is busy with its accept it overlooks that data has come (its callback only
 // tries for a lock), and an emulated guest is busy for long.
 const breath = 300 * time.Millisecond
 
