@@ -222,6 +222,41 @@ func TestPeerNotAllowed(t *testing.T) {
 	}
 }
 
+// A call is answered by the rights of its moment, on a connection that was there before. The connection ends
+// when its peer may ask nothing any more.
+func TestAskersOfOpenConnection(t *testing.T) {
+	p := servePeers(t, "127.0.0.0/8")
+	e := p.connect()
+	events := peerrpc.Range{Max: 1}.Append((&rpcrdma.RPCCall{Prog: peerrpc.Program, Vers: peerrpc.Version,
+		Proc: peerrpc.ProcEvents}).Append(nil))
+	ask := func() rpcrdma.RPCStatus {
+		t.Helper()
+		r, err := e.Call(t.Context(), rpcrdma.Submit{Payload: events, MaxReply: 64})
+		if err != nil {
+			t.Fatal(err)
+		}
+		head, _, err := rpcrdma.ParseRPCReply(r.Payload)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return head.Status
+	}
+	all := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
+	expect.Equal(t, ask(), rpcrdma.RPCAuthError, "status of EVENTS, when allowed")
+	p.s.SetAskers(all, all)
+	expect.Equal(t, ask(), rpcrdma.RPCSuccess, "status of EVENTS, when trusted")
+	p.s.SetAskers(all, nil)
+	expect.Equal(t, ask(), rpcrdma.RPCAuthError, "status of EVENTS, when allowed again")
+	p.s.SetAskers(nil, all)
+	expect.Equal(t, ask(), rpcrdma.RPCSuccess, "status of EVENTS, when trusted again")
+	p.s.SetAskers(nil, nil)
+	select {
+	case <-e.Done():
+	case <-time.After(peerIdle / 2): // well before it would end because it asks nothing
+		t.Error("the connection is kept for a peer that may ask nothing")
+	}
+}
+
 // Who connects and asks nothing, as a REQ from a forged address does, keeps its
 // place for a short while only; who has asked keeps it.
 func TestSilentPeer(t *testing.T) {
