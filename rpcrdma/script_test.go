@@ -184,11 +184,7 @@ func (s *scene) begin(client bool, a lineArgs) (err error) {
 	s.nextHandle, s.writable = 0x100, nil
 	o := s.options(client, a)
 	if a.has("cached") {
-		start, ok := s.cache.Start("peer", s.now)
-		if !ok {
-			return errors.New("the peer is given up")
-		}
-		o.Start = start
+		o.Start = s.cache.Start("peer", s.now)
 	}
 	if a.has("up") {
 		return s.up(o, a)

@@ -149,12 +149,8 @@ func (s *simulation) options() Options {
 // life is one connection, from its beginning to its end.
 func (s *simulation) life() {
 	client, server := s.options(), s.options()
-	start, ok := s.cache.Start("server", s.now)
-	if !ok {
-		s.now = s.now.Add(VersionCacheTime)
-	}
 	if client.MaxVersion != 1 {
-		client.Start = start
+		client.Start = s.cache.Start("server", s.now)
 	}
 	if s.chance(0.7) {
 		client.Program = 100003

@@ -23,9 +23,9 @@ type cachedVersion struct {
 }
 
 // Learn remembers the version of peer that the action [Learned] gives. It forgets the peer if that
-// is version two, which a client offers first anyway.
+// is version two, which a client offers first anyway, or none: the peer may be upgraded meanwhile.
 func (c *VersionCache) Learn(peer string, now time.Time, l Learned) {
-	if l.Version == Version2 {
+	if l.Version != Version1 {
 		delete(c.peers, peer)
 		return
 	}
@@ -52,12 +52,11 @@ func (c *VersionCache) evict(now time.Time) {
 	delete(c.peers, victim)
 }
 
-// Start returns the version to offer to peer first. Zero means the highest (see Options.Start). ok
-// is false if the peer had no version in common with us when last asked.
-func (c *VersionCache) Start(peer string, now time.Time) (start Version, ok bool) {
+// Start returns the version to offer to peer first. Zero means the highest (see Options.Start).
+func (c *VersionCache) Start(peer string, now time.Time) Version {
 	if v, known := c.peers[peer]; known && now.Before(v.until) {
-		return v.version, v.version != 0
+		return v.version
 	}
 	delete(c.peers, peer)
-	return 0, true
+	return 0
 }

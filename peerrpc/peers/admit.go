@@ -136,8 +136,7 @@ func (s *Service) leave(g ib.GID) {
 
 func (s *Service) accept(ctx context.Context, r *rdmacm.Request) {
 	from := r.Params.Remote
-	who := s.asker(from)
-	if who == askerRefused {
+	if s.asker(from) == askerRefused {
 		s.n.refused.Add(1)
 		s.opt.Publish("refused", from.String()+" asks, and is not in peer_allow", nil)
 		r.Reject([]byte("peer_allow"))
@@ -162,7 +161,7 @@ func (s *Service) accept(ctx context.Context, r *rdmacm.Request) {
 			default:
 			}
 			s.n.served.Add(1)
-			return s.answer(ctx, who, &c)
+			return s.answer(ctx, s.asker(from), &c)
 		}})
 	if err != nil {
 		s.opt.Log.Debug("a peer asks, and was not answered", "peer", from, "err", err)
@@ -188,10 +187,20 @@ func (s *Service) accept(ctx context.Context, r *rdmacm.Request) {
 	}
 	defer s.leave(from)
 	s.depart(a)
-	select {
-	case <-e.Done():
-	case <-idle.C:
-	case <-ctx.Done():
+	for {
+		now := s.may.Load() // before the check, so that no change after it is missed
+		if s.asker(from) == askerRefused {
+			return
+		}
+		select {
+		case <-now.replaced:
+		case <-e.Done():
+			return
+		case <-idle.C:
+			return
+		case <-ctx.Done():
+			return
+		}
 	}
 }
 

@@ -32,6 +32,9 @@ func (s *Service) answer(ctx context.Context, who asker, in *rpcrdma.Serve) rpcr
 		reply.Status = rpcrdma.RPCProgUnavail
 	case call.Vers != peerrpc.Version:
 		reply.Status, reply.Low, reply.High = rpcrdma.RPCProgMismatch, peerrpc.Version, peerrpc.Version
+	case who == askerRefused, call.Proc == peerrpc.ProcEvents && who != askerTrusted:
+		s.n.distrusted.Add(1)
+		reply.Status, reply.AuthStat = rpcrdma.RPCAuthError, peerrpc.AuthTooWeak
 	case call.Proc == peerrpc.ProcNull && len(args) == 0:
 	case call.Proc == peerrpc.ProcStatus && len(args) == 0:
 		if doc, err = s.status(ctx, who); err != nil {
@@ -39,9 +42,6 @@ func (s *Service) answer(ctx context.Context, who asker, in *rpcrdma.Serve) rpcr
 			break
 		}
 		results, at = peerrpc.AppendDocument(nil, doc), 4
-	case call.Proc == peerrpc.ProcEvents && who != askerTrusted:
-		s.n.distrusted.Add(1)
-		reply.Status, reply.AuthStat = rpcrdma.RPCAuthError, peerrpc.AuthTooWeak
 	case call.Proc == peerrpc.ProcEvents:
 		r, err := peerrpc.ParseRange(args)
 		if err != nil {

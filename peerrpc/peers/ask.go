@@ -247,10 +247,11 @@ func (s *Service) ourGID(about control.PeerPath) string {
 // DialHint returns what to do when a peer could not be asked.
 func (s *Service) DialHint(err error, about control.PeerPath) string {
 	var failed *rdmacm.FailedError
+	var fault *rpcrdma.Error
 	switch {
 	case errors.Is(err, ErrSelf):
 		return "ask without --peer"
-	case errors.Is(err, transport.ErrNoVersion):
+	case errors.As(err, &fault) && fault.Reason == rpcrdma.ReasonNoVersion:
 		return "one of the two agents is much older: give both the same ipoibcmd"
 	case errors.As(err, &failed) && failed.Cause == cm.Rejected && failed.Reason == cm.ReasonConsumer &&
 		bytes.HasPrefix(failed.Private, []byte("peer_allow\x00")):

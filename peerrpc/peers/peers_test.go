@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -172,7 +173,8 @@ func servePeers(t *testing.T, allow string) *peerPair {
 	server, sp := open("127.0.0.1")
 	client, cp := open("127.0.0.2")
 	s := New(Options{Provider: server, Allow: []netip.Prefix{netip.MustParsePrefix(allow)},
-		Log: slog.New(slog.DiscardHandler), Publish: func(string, string, *bool) {}})
+		Log: slog.New(slog.DiscardHandler), Publish: func(string, string, *bool) {},
+		Neighbour: func(context.Context, netip.Addr) (g ib.GID, class ipoib.Class, err error) { return g, class, nil }})
 	s.port = sp
 	ctx, stop := context.WithCancel(context.Background())
 	served := make(chan error, 1)
@@ -219,6 +221,41 @@ func TestPeerNotAllowed(t *testing.T) {
 	}
 	if n := p.s.ends; n != 0 {
 		t.Errorf("%d places taken, want none", n)
+	}
+}
+
+// A call is answered by the rights of its moment, on a connection that was there before. The connection ends
+// when its peer may ask nothing any more.
+func TestAskersOfOpenConnection(t *testing.T) {
+	p := servePeers(t, "127.0.0.0/8")
+	e := p.connect()
+	events := peerrpc.Range{Max: 1}.Append((&rpcrdma.RPCCall{Prog: peerrpc.Program, Vers: peerrpc.Version,
+		Proc: peerrpc.ProcEvents}).Append(nil))
+	ask := func() rpcrdma.RPCStatus {
+		t.Helper()
+		r, err := e.Call(t.Context(), rpcrdma.Submit{Payload: events, MaxReply: 64})
+		if err != nil {
+			t.Fatal(err)
+		}
+		head, _, err := rpcrdma.ParseRPCReply(r.Payload)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return head.Status
+	}
+	all := []netip.Prefix{netip.MustParsePrefix("127.0.0.0/8")}
+	expect.Equal(t, ask(), rpcrdma.RPCAuthError, "status of EVENTS, when allowed")
+	p.s.SetAskers(all, all)
+	expect.Equal(t, ask(), rpcrdma.RPCSuccess, "status of EVENTS, when trusted")
+	p.s.SetAskers(all, nil)
+	expect.Equal(t, ask(), rpcrdma.RPCAuthError, "status of EVENTS, when allowed again")
+	p.s.SetAskers(nil, all)
+	expect.Equal(t, ask(), rpcrdma.RPCSuccess, "status of EVENTS, when trusted again")
+	p.s.SetAskers(nil, nil)
+	select {
+	case <-e.Done():
+	case <-time.After(peerIdle / 2): // well before it would end because it asks nothing
+		t.Error("the connection is kept for a peer that may ask nothing")
 	}
 }
 
@@ -380,8 +417,75 @@ func TestPeerHints(t *testing.T) {
 			t.Errorf("%v %q: %q", c.reason, c.text, got)
 		}
 	}
-	if got := s.DialHint(transport.ErrNoVersion, control.PeerPath{}); !strings.Contains(got, "older") {
-		t.Errorf("no version in common: %q", got)
+}
+
+// A futureProvider is a provider of a server of version one, which says by it that it speaks version nine alone.
+type futureProvider struct {
+	verbs.Provider
+	refusals atomic.Int32 // messages that were refused
+}
+
+func (p *futureProvider) CreateQP(init verbs.QPInit) (verbs.QP, error) {
+	qp, err := p.Provider.CreateQP(init)
+	return futureQP{qp, p}, err
+}
+
+type futureQP struct {
+	verbs.QP
+	p *futureProvider
+}
+
+func (q futureQP) PostSend(wrs []verbs.SendWR) (int, error) {
+	for _, wr := range wrs {
+		h, _, err := rpcrdma.ParseHeader(wr.SG[0].Buf)
+		if err != nil || h.Error.Code != rpcrdma.ErrVers {
+			continue
+		}
+		h.Error.Low, h.Error.High = 9, 9
+		if b, err := h.AppendBinary(nil); err == nil {
+			copy(wr.SG[0].Buf, b)
+			q.p.refusals.Add(1)
+		}
+	}
+	return q.QP.PostSend(wrs)
+}
+
+// Who asks an agent with no version in common is told so at the first try. Who asks again is not answered from
+// memory: the agent may have been upgraded.
+func TestNoVersionInCommon(t *testing.T) {
+	p := servePeers(t, "127.0.0.0/8")
+	l, err := p.port.Listen(peerrpc.Port)
+	if err != nil {
+		t.Fatal(err)
+	}
+	future := &futureProvider{Provider: p.client}
+	accepted := make(chan struct{})
+	go func() {
+		defer close(accepted)
+		for {
+			r, err := l.Next(context.Background())
+			if err != nil {
+				return // closed
+			}
+			e, err := transport.AcceptRoCE(r, transport.Options{Provider: future, RPC: rpcrdma.Options{MaxVersion: 1}})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer e.Close()
+		}
+	}()
+	defer func() { l.Close(); <-accepted }()
+	for try := range int32(2) {
+		c, about, err := p.s.Dial(t.Context(), netip.MustParseAddr("127.0.0.2"))
+		if err == nil {
+			c.Close()
+			t.Fatalf("try %d: connected", try)
+		}
+		if got := p.s.DialHint(err, about); !strings.Contains(got, "older") {
+			t.Errorf("try %d: the hint for %q is %q, want that an agent is older", try, err, got)
+		}
+		expect.Equal(t, future.refusals.Load(), try+1, "try %d: number of refusals", try)
 	}
 }
 

@@ -249,16 +249,20 @@ func TestPeerStatusByAsker(t *testing.T) {
 	}
 }
 
-// Events are for those who are trusted, everything else for all that may ask.
+// Events are for those who are trusted, everything else for all that may ask. Who may not ask any more, and has
+// a connection still, gets nothing.
 func TestProceduresByAsker(t *testing.T) {
 	for name, p := range procedures {
 		for who, want := range map[asker]rpcrdma.RPCStatus{
-			askerAllowed: rpcrdma.RPCSuccess, askerTrusted: rpcrdma.RPCSuccess} {
+			askerRefused: rpcrdma.RPCAuthError, askerAllowed: rpcrdma.RPCSuccess, askerTrusted: rpcrdma.RPCSuccess} {
 			s := secretive()
 			if name == "EVENTS" && who == askerAllowed {
 				want = rpcrdma.RPCAuthError
 			}
-			head, _, _ := s.reply(t, who, p.proc, p.args)
+			head, results, _ := s.reply(t, who, p.proc, p.args)
+			if who == askerRefused && len(results) > 0 {
+				t.Errorf("%s for asker %d: %d octets of results, want none", name, who, len(results))
+			}
 			if head.Status != want {
 				t.Errorf("%s for asker %d: %v, want %v", name, who, head.Status, want)
 			}

@@ -118,11 +118,7 @@ func New(opt Options) (*End, error) {
 	var xid [4]byte
 	_, _ = rand.Read(xid[:]) // never fails
 	opt.RPC.XID = rpcrdma.XID(binary.BigEndian.Uint32(xid[:]))
-	start, err := opt.Versions.start(opt.Peer)
-	if err != nil {
-		return nil, err
-	}
-	opt.RPC.Start = cmp.Or(start, opt.RPC.Start)
+	opt.RPC.Start = cmp.Or(opt.Versions.start(opt.Peer), opt.RPC.Start)
 	m, err := rpcrdma.NewConn(opt.RPC)
 	if err != nil {
 		return nil, err

@@ -306,16 +306,6 @@ func TestVersionOneServer(t *testing.T) {
 	})
 }
 
-// A peer without a version in common is not asked again soon.
-func TestNoVersion(t *testing.T) {
-	versions := new(Versions)
-	versions.learn("server", rpcrdma.Learned{})
-	_, err := versions.start("server")
-	expect.Equal(t, err, ErrNoVersion, "error")
-	_, err = versions.start("another")
-	expect.Equal(t, err, nil, "error")
-}
-
 // More calls at once than there are credits: all are answered.
 func TestManyCalls(t *testing.T) {
 	each(t, func(t *testing.T, join func(*testing.T, Options, Options) (*End, *End)) {

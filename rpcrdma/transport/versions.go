@@ -1,16 +1,11 @@
 package transport
 
 import (
-	"errors"
 	"sync"
 	"time"
 
 	"ipoibcm/rpcrdma"
 )
-
-// ErrNoVersion is the error of a client whose peer had no version in common with it when it was last
-// asked, less than [rpcrdma.VersionCacheTime] ago.
-var ErrNoVersion = errors.New("the peer speaks no version of RPC-over-RDMA that we speak")
 
 // Versions remembers the version that each peer speaks ([rpcrdma.VersionCache]). The zero value is empty.
 // Versions is safe for concurrent use.
@@ -20,17 +15,13 @@ type Versions struct {
 }
 
 // start returns the version to offer to peer first. A nil v knows nothing of any peer.
-func (v *Versions) start(peer string) (rpcrdma.Version, error) {
+func (v *Versions) start(peer string) rpcrdma.Version {
 	if v == nil {
-		return 0, nil
+		return 0
 	}
 	v.mu.Lock()
 	defer v.mu.Unlock()
-	start, ok := v.cache.Start(peer, time.Now())
-	if !ok {
-		return 0, ErrNoVersion
-	}
-	return start, nil
+	return v.cache.Start(peer, time.Now())
 }
 
 // learn remembers what the machine of a client has learned of peer.
