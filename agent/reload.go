@@ -75,18 +75,18 @@ func (a *Agent) reload(ctx context.Context, check bool) (control.Reload, error) 
 		return out, nil
 	}
 	a.service.tell(reloading())
-	if p, ok := a.opt.Provider.(verbs.Tuner); ok {
-		for name, on := range plan.Live.Offloads { // not on the driver, because trying one may take a second
-			p.SetOffload(name, on)
-		}
-	}
+	defer a.service.tell(notifyReady)
 	_, err = ask(ctx, a, func() struct{} {
 		a.apply(plan.Live)
 		return struct{}{}
 	})
-	a.service.tell(notifyReady)
 	if err != nil {
 		return out, err
+	}
+	if p, ok := a.opt.Provider.(verbs.Tuner); ok {
+		for name, on := range plan.Live.Offloads { // not on the driver, because trying one may take a second
+			p.SetOffload(name, on)
+		}
 	}
 	plan.Done()
 	out.Applied = true

@@ -57,6 +57,8 @@ type source struct {
 
 	self    atomic.Pointer[membership.Member]
 	changed chan struct{} // holds one token when self has changed
+
+	lease clientv3.LeaseID // ours, which one session leaves to the next; 0: none
 }
 
 // New returns the source that c describes. It connects to nothing yet.
@@ -132,6 +134,11 @@ func (s *source) published() *membership.Member {
 
 // Run reads and watches the list, and keeps our key, until ctx ends. Then it removes the key.
 func (s *source) Run(ctx context.Context, tell func(membership.Event)) {
+	defer func() {
+		if s.lease != 0 { // ctx ended while there was no session
+			_ = s.connect(ctx, tell)
+		}
+	}()
 	wait := retryMin
 	for ctx.Err() == nil {
 		began := time.Now()
@@ -172,7 +179,8 @@ func (s *source) short(err error) error {
 	return errors.New(text[:min(len(text), 300)])
 }
 
-// connect makes a client and serves with it until something is wrong.
+// connect makes a client and serves with it until something is wrong. Once ctx has ended, it only removes our
+// key.
 func (s *source) connect(ctx context.Context, tell func(membership.Event)) error {
 	// With this, a server of the cluster that knows no leader returns an error, and the client asks another
 	// server.
@@ -221,8 +229,7 @@ type session struct {
 	bad      map[string]error
 	revision int64
 
-	lease clientv3.LeaseID
-	put   *membership.Member // our record under that lease; nil: none
+	put *membership.Member // our record, which this session put under our lease; nil: none
 }
 
 // serve reads the list, then follows it. At the end of ctx it takes our key away, whatever has ended first:
@@ -423,6 +430,8 @@ func (v *session) claim(ctx context.Context, m *membership.Member, record string
 			return err
 		}
 		v.lease = l.ID
+	} else if _, err := v.client.KeepAliveOnce(ctx, v.lease); err != nil { // a former session's may end soon
+		return err
 	}
 	key := v.c.Prefix() + v.c.ID
 	put := clientv3.OpPut(key, record, clientv3.WithLease(v.lease))
@@ -464,7 +473,8 @@ func (v *session) renew(ctx context.Context) error {
 	return err
 }
 
-// leave ends our lease, and our key with it, so that the others need not wait for the lease to run out.
+// leave ends our lease, and our key with it, so that the others need not wait for the lease to run out. It
+// tries that once.
 func (v *session) leave() {
 	if v.lease == 0 {
 		return
@@ -472,6 +482,7 @@ func (v *session) leave() {
 	ctx, cancel := context.WithTimeout(context.Background(), leaveWithin)
 	defer cancel()
 	_, _ = v.client.Revoke(ctx, v.lease)
+	v.lease = 0
 }
 
 // leaveWithin bounds the time that leave takes.

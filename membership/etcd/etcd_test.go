@@ -315,6 +315,81 @@ func TestLeavesEachTime(t *testing.T) {
 	}
 }
 
+// A host takes its key and its lease away also when a session has ended by an error and the host ends before it
+// has another one, or before that one has found the key.
+func TestLeavesAfterAnError(t *testing.T) {
+	t.Parallel() // it waits most of the time
+	s := newServer(t)
+	for _, end := range []string{"no session", "list", "key"} {
+		leavesAfterAnError(t, s, end)
+	}
+}
+
+// leavesAfterAnError runs a host whose first session ends by an error, and which ends in its second one.
+func leavesAfterAnError(t *testing.T, s *server, end string) {
+	t.Helper()
+	ctx, stop := context.WithTimeout(t.Context(), time.Minute)
+	defer stop()
+	session := 0
+	reached := func(what string) {
+		if session == 2 && what == end {
+			stop()
+		}
+	}
+	c := s.config("b")
+	c.Lease = time.Hour
+	c.User = "b" // the server does not ask for it, but each session begins with the password
+	c.Password = func() (string, error) {
+		session++
+		reached("no session")
+		if session == 2 {
+			return "secret", ctx.Err() // an error: there is no session
+		}
+		return "secret", nil
+	}
+	src, err := New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	src.Publish(member(t, "fe80::b"))
+	published := false
+	src.Run(ctx, func(ev membership.Event) {
+		switch ev := ev.(type) {
+		case membership.Listed:
+			if session == 1 { // which is about to watch, and does so in vain
+				s.compact(ctx, "elsewhere", "")
+			}
+			reached("list")
+		case membership.Published:
+			published = published || session == 1 && ev.Err == nil
+			reached("key")
+		}
+	})
+	if !published {
+		t.Errorf("%s: the first session has published nothing", end)
+	}
+	if session < 2 {
+		t.Errorf("%s: %d sessions, want a second one after an error", end, session)
+	}
+	got, err := s.administration.Get(t.Context(), c.Prefix()+"b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got.Count != 0 {
+		t.Errorf("%s: our key is there after the end, want it gone", end)
+	}
+	leases, err := s.administration.Leases(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, l := range leases.Leases {
+		t.Errorf("%s: lease %x is left, want none", end, l.ID)
+		if _, err := s.administration.Revoke(t.Context(), l.ID); err != nil { // for the next host
+			t.Fatal(err)
+		}
+	}
+}
+
 // The watch goes on from a revision that has been compacted, by reading the list again.
 func TestCompaction(t *testing.T) {
 	s, a := oneHost(t)
@@ -322,18 +397,24 @@ func TestCompaction(t *testing.T) {
 	s.start()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // etcd has just started
 	defer cancel()
+	s.compact(ctx, "/ipoibcm/v1/blue/8001/members/b", `{"v":1,"gids":["fe80::b"]}`)
+	a.want("a b")
+}
+
+// compact puts a record again and again, and compacts the revisions before the last.
+func (s *server) compact(ctx context.Context, key, value string) {
+	s.t.Helper()
 	var last int64
 	for range 20 {
-		r, err := s.administration.Put(ctx, "/ipoibcm/v1/blue/8001/members/b", `{"v":1,"gids":["fe80::b"]}`)
+		r, err := s.administration.Put(ctx, key, value)
 		if err != nil {
-			t.Fatal(err)
+			s.t.Fatal(err)
 		}
 		last = r.Header.Revision
 	}
 	if _, err := s.administration.Compact(ctx, last); err != nil {
-		t.Fatal(err)
+		s.t.Fatal(err)
 	}
-	a.want("a b")
 }
 
 // Two hosts with one name: the second is told, and has it when the first has gone.
