@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"ipoibcm/internal/expect"
+	"ipoibcm/wire/encap"
+	"ipoibcm/wire/mad"
 )
 
 // The life of a peer's connection, and a script that shows each step
@@ -47,6 +49,52 @@ import (
 //	conn-restart              the peer dials again
 //	conn-former-life          a late RTU makes a connection that no neighbour leads to
 func TestConnection(t *testing.T) { playScripts(t, "conn-*") }
+
+// The RTU is lost for good. The peer's first data stands for it: at once if the provider has an event, else
+// when the data path next reports its counts. So it does beside so many half-open connections that no REP is
+// sent again by itself.
+func TestDataForLostRTU(t *testing.T) {
+	for _, tt := range []struct {
+		mode   Mode
+		mute   bool
+		forged int
+		within time.Duration
+	}{
+		{ModeRC, false, 0, 100 * time.Millisecond},
+		{ModeUC, false, 0, 100 * time.Millisecond},
+		{ModeRC, true, 0, 1100 * time.Millisecond},
+		{ModeUC, true, 0, 1100 * time.Millisecond},
+		{ModeRC, false, 100, 100 * time.Millisecond},
+		{ModeRC, true, 100, 1100 * time.Millisecond},
+	} {
+		w := newWorld(t, 33)
+		w.mute = tt.mute
+		a, b := w.node(1, Options{Mode: tt.mode}), w.node(2, Options{Mode: tt.mode})
+		w.run(2 * time.Second)
+		for i := range tt.forged {
+			x := &node{opt: Options{Link: encap.LinkAddr{QPN: 0x500, GID: gid(0x1000 + i)}}}
+			req := honest(a, x)
+			req.MaxCMRetries = 15
+			w.inject(x, a, req)
+		}
+		w.run(time.Millisecond)
+		w.dropMAD = func(from *node, m mad.Message) bool { return from == b && m.Attr() == mad.AttrRTU }
+		in := b.ping("10.0.0.1", 9000, true)
+		w.run(tt.within)
+		was := b.up()
+		expect.MustEqual(w, len(was), 1, "%+v: connections of b", tt)
+		expect.MustEqual(w, len(a.up()), 1, "%+v: connections of a after %v", tt, tt.within)
+		w.run(4*time.Second - tt.within)
+		expect.MustEqual(w, a.got(in), 1, "%+v: a's copies of b's packet", tt)
+		expect.MustEqual(w, len(a.f.Conns()), 1+tt.forged, "%+v: connections of a, established or not", tt)
+		now := b.up()
+		expect.MustEqual(w, len(now), 1, "%+v: connections of b after 4 s", tt)
+		expect.MustEqual(w, now[0].LocalQPN, was[0].LocalQPN, "%+v: LocalQPN of b's connection", tt)
+		out := a.ping("10.0.0.2", 9000, true)
+		w.run(time.Millisecond)
+		expect.MustEqual(w, b.got(out), 1, "%+v: b's copies of a's packet", tt)
+	}
+}
 
 // The capability matrix: 4755-1-2, 4755-3.1-6, 4755-3.1-15, 4755-7-1, 4755-1-1.
 func TestModes(t *testing.T) {

@@ -77,8 +77,7 @@ func (l *linux) SendConn(qpn ib.QPN, fr []byte) {
 	for _, m := range l.n.w.nodes {
 		for _, q := range m.qps {
 			if m.opt.Link.GID == rtr.Path.DGID && q.qpn == rtr.DestQPN && q.dest == qpn {
-				q.rx++
-				m.step(CommEst{q.conn})
+				q.arrived()
 				m.recv(RecvFrame{Conn: q.conn, Frame: fr})
 				return
 			}

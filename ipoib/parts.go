@@ -242,6 +242,7 @@ func (f *Interface) usage(ev Usage) {
 		}
 		if u.RxPackets != old.RxPackets {
 			f.heardFrom(c.peer.key.GID)
+			CommEst{u.Conn}.step(f) // the provider's event may be missing
 		}
 		if u.TxPackets != old.TxPackets {
 			f.used(c.peer)

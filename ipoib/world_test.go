@@ -52,6 +52,7 @@ type world struct {
 	to       *node         // that dropMAD and onFrame are asked about; nil is a group
 	report   time.Time     // when the data paths report next what they counted
 	subnet   *simsm.Subnet // nil: Ethernet
+	mute     bool          // no CommEst: adapters have it in RTR only
 }
 
 // A node is one host.

@@ -609,7 +609,7 @@ type EventKind uint8
 // Kinds of events.
 const (
 	QPFatal     EventKind = iota // QPN went to ERR by itself; Status says why
-	CommEst                      // first packet on QPN while still in RTR
+	CommEst                      // first packet to QPN in RTR or RTS; over iWARP in RTR only
 	PortActive                   // link up
 	PortError                    // link down or address gone
 	GIDChange                    // Port().GIDs changed

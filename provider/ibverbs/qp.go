@@ -476,10 +476,13 @@ func (q *qp) died(status verbs.Status, text string) bool {
 	}
 }
 
-// commEst sends the user one CommEst event, for the first packet in RTR. rdma_rxe has no such
-// event, so receives call commEst too.
+// commEst sends the user one CommEst event, for the first packet in RTR or RTS. Adapters have such an event in
+// RTR only, and rdma_rxe has none, so receives call commEst too.
 func (q *qp) commEst() {
-	if q.transport != ib.UD && q.known() == verbs.StateRTR && !q.comm.Swap(true) {
+	if q.transport == ib.UD || q.comm.Load() {
+		return
+	}
+	if s := q.known(); (s == verbs.StateRTR || s == verbs.StateRTS) && !q.comm.Swap(true) {
 		q.dev.events.Tell(verbs.Event{Kind: verbs.CommEst, QPN: q.qpn})
 	}
 }

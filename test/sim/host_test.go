@@ -248,12 +248,16 @@ func (h *host) String() string {
 	return b.String()
 }
 
-// poll takes what the provider has put into its channels.
+// poll takes what the provider has put into its channels: MADs first, so that a seed has one order.
 func (h *host) poll() {
 	for {
 		select {
 		case m := <-h.port.MADPort().MADs():
 			h.recvMAD(m)
+			continue
+		default:
+		}
+		select {
 		case ev := <-h.port.Events():
 			h.later(func() { h.verbsEvent(ev) })
 		default:

@@ -1,11 +1,13 @@
 package sim
 
 import (
+	"encoding/binary"
 	"fmt"
 	"net/netip"
 	"testing"
 	"time"
 
+	"ipoibcm/cm"
 	"ipoibcm/ib"
 	"ipoibcm/internal/foreign"
 	"ipoibcm/internal/long"
@@ -548,4 +550,50 @@ func TestAnswerWaits(t *testing.T) {
 		w.want(p.gotAt.Sub(p.at) >= 5*w.f.Delay, "it took only %v", p.gotAt.Sub(p.at))
 		w.end()
 	})
+}
+
+// TestLostRTU: no RTU of b arrives. Its first packet stands for the RTU at once. So it does beside REQs in the names
+// of a hundred hosts that are not there: with so many half-open connections no REP is sent again by itself.
+func TestLostRTU(t *testing.T) {
+	for _, tt := range []struct {
+		mode   ipoib.Mode
+		by     ib.Transport
+		forged int
+	}{{ipoib.ModeRC, ib.RC, 0}, {ipoib.ModeUC, ib.UC, 0}, {ipoib.ModeRC, ib.RC, 100}} {
+		t.Run(fmt.Sprintf("%v beside %d", tt.by, tt.forged), func(t *testing.T) {
+			seeds(t, 10, func(w *world) {
+				a, b := w.host(config{mode: tt.mode, srq: true}), w.host(config{mode: tt.mode})
+				w.f.Filter = func(_, _ *simfabric.Port, ip []byte) bool {
+					return !isMAD(ip) || mad.AttrID(binary.BigEndian.Uint16(ip[68+16:])) != mad.AttrRTU
+				}
+				x := w.blindAs(a, encap.LinkAddr{QPN: 0x500})
+				for i := range tt.forged {
+					x.as.GID = ib.GIDFromAddr(netip.MustParseAddr(fmt.Sprintf("fe80::dead:%x", i)))
+					x.mad(x.req(0x600, ib.GUID(i)))
+				}
+				w.run(10 * time.Millisecond)
+				p := b.send(a.addr4(), 9000, true)
+				w.run(100 * time.Millisecond)
+				w.want(p.delivered == 1, "b's packet was delivered %d times, want 1", p.delivered)
+				was := b.with(a)
+				w.want(len(was) == 1, "b has %d connections to a, want 1", len(was))
+				w.wantUp(a, b, was[0].LocalQPN)
+				w.run(4 * time.Second)
+				w.want(len(a.m.Conns()) == 1+tt.forged, "a has %d connections, want %d", len(a.m.Conns()), 1+tt.forged)
+				w.wantUp(a, b, was[0].LocalQPN)
+				w.arrives(a, b.addr4(), 9000, tt.by, time.Millisecond)
+				w.arrives(b, a.addr4(), 9000, tt.by, time.Millisecond)
+				w.settle()
+				w.end()
+			})
+		})
+	}
+}
+
+// wantUp fails unless a has one connection to b, to the queue pair qpn, and it is established.
+func (w *world) wantUp(a, b *host, qpn ib.QPN) {
+	cs := a.with(b)
+	w.want(len(cs) == 1, "%s has %d connections to %s, want 1", a.name(), len(cs), b.name())
+	w.want(cs[0].State == cm.StateEstablished.String(), "the connection is %s, want ESTABLISHED", cs[0].State)
+	w.want(cs[0].RemoteQPN == qpn, "it leads to QP %v, want %v", cs[0].RemoteQPN, qpn)
 }

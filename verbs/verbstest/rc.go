@@ -351,3 +351,10 @@ func testRCCommEst(e *env) {
 	b.to(a, verbs.StateRTS)
 	b.transfers(a, 100, 2)
 }
+
+// testRCCommEstInRTS sends to a QP that is in RTS, as that of a CM's passive side is.
+func testRCCommEstInRTS(e *env) {
+	a, b := e.connected(rc)
+	a.transfers(b, 100, 1)
+	e.event(e.B, verbs.CommEst, b.qp.QPN())
+}

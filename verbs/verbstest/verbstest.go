@@ -78,6 +78,7 @@ func Run(t *testing.T, mk func(t *testing.T) Pair) {
 		{"RCDestroy", testRCDestroy, hasRC},
 		{"RCReset", testRCReset, hasRC},
 		{"RCCommEst", testRCCommEst, hasRC},
+		{"RCCommEstInRTS", testRCCommEstInRTS, isRoCE},
 
 		{"RDMAWrite", testWrite, hasRDMA},
 		{"RDMARead", testRead, hasRDMA},

@@ -300,9 +300,8 @@ func (q *QP) receive(pkt *roce.Packet, from *Source, now time.Time) DropReason {
 	if from.Src != q.attr.Path.DGID || (from.Dst != q.attr.Path.SGID && !q.attr.Path.SGID.IsZero()) {
 		return DropSource
 	}
-	// Only the peer knows the PSN that an RC queue pair begins with.
-	begins := q.cfg.Transport == ib.UC || pkt.BTH.PSN() == q.rsp.epsn
-	if q.state == verbs.StateRTR && !q.rsp.commEst && begins {
+	// Only the peer knows the PSN that the requests to an RC queue pair begin with.
+	if !q.rsp.commEst && (q.cfg.Transport == ib.UC || !pkt.Op.IsResponse() && pkt.BTH.PSN() == q.rsp.epsn) {
 		q.rsp.commEst = true
 		q.cfg.Sink.Event(verbs.Event{Kind: verbs.CommEst, QPN: q.cfg.QPN})
 	}
