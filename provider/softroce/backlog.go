@@ -140,14 +140,6 @@ func (s *sender) adopt(b *backlog) {
 	}
 }
 
-// drop counts the calls of b as lost and removes them.
-func (s *sender) drop(b *backlog) {
-	for i := range b.calls {
-		s.lost(unix.EAGAIN, b.calls[i].n)
-	}
-	b.calls, b.octets = nil, 0
-}
-
 // drain sends the calls of b, and returns the queue pairs that may send again. If a call
 // finds no room again, it returns none.
 func (s *sender) drain(b *backlog) []*qp {
