@@ -145,12 +145,12 @@ func configsOf(file string) ([]Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
+	all := []Config{defaults()}
 	if each == nil {
-		c := defaults()
-		_, err := c.load(file)
-		return []Config{c}, err
+		err = all[0].decode(b)
+	} else {
+		all, err = decodeEach(common, each)
 	}
-	all, err := decodeEach(common, each)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}

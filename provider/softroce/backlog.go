@@ -15,7 +15,7 @@ const (
 	// backlogTries is how often in a row the first call of a backlog may find no room
 	// although the kernel reported some. The next time its packets are lost.
 	backlogTries = 16
-	// reportAgain is the time after which a kernel that refused to report room is asked again.
+	// reportAgain is the time after which a kernel that refused to report free space in a socket is asked again.
 	reportAgain = 10 * time.Millisecond
 	// roomEvents is how many sockets with room goOn looks at in one call.
 	roomEvents = 16
