@@ -65,8 +65,9 @@ func (q *QP) cwndAcked(n int, una ib.PSN) {
 	if c.allowed == 0 || una.Before(c.end) || r.next.Sub(r.una) < c.allowed/2 {
 		return
 	}
-	more := growOctets * wholePart * (growFaster + c.rounds) / growFaster
-	c.part += n * more / max(c.allowed*q.mtu, growSlowly)
+	// These products do not fit an int of 32 bits.
+	more := growOctets * wholePart * int64(growFaster+c.rounds) / growFaster
+	c.part += int(int64(n) * more / int64(max(c.allowed*q.mtu, growSlowly)))
 	c.allowed, c.part = c.allowed+c.part/wholePart, c.part%wholePart
 	if !una.Before(c.round) {
 		c.round = r.highest
