@@ -34,8 +34,8 @@ const (
 	retryMin      = 200 * time.Millisecond  // after a failure, doubled up to retryMax
 	retryMax      = time.Second             // so that a fault that ends is over within seconds
 	connectWithin = 1500 * time.Millisecond // so that a SYN is sent twice
-	// gather is how long we collect changes before we report a list: on a large link there may be hundreds
-	// at once.
+	// gather is how long we collect changes before we report a list, from the first of them: on a large link
+	// there may be hundreds at once.
 	gather = 20 * time.Millisecond
 	// signsPerLease is how often per lease time we renew the lease and ask the watch for its
 	// progress. If the watch stays silent for a whole lease time, we connect again and read the list
@@ -247,8 +247,7 @@ func (v *session) serve(ctx context.Context) error {
 		clientv3.WithCreatedNotify())
 	v.report(v.publish(ctx))
 	sign := time.Tick(v.c.lease() / signsPerLease)
-	batch := time.NewTimer(time.Hour)
-	defer batch.Stop()
+	var batch <-chan time.Time // when the list is told; nil while nothing has changed
 	heard := time.Now()
 	for {
 		select {
@@ -275,11 +274,14 @@ func (v *session) serve(ctx context.Context) error {
 				return errAgain
 			}
 			v.revision = r.Header.Revision
-			batch.Reset(gather)
+			if batch == nil { // changes that keep coming do not put it off
+				batch = time.After(gather)
+			}
 			if gone && v.lost() { // our lease has ended
 				v.report(v.publish(ctx))
 			}
-		case <-batch.C:
+		case <-batch:
+			batch = nil
 			v.tellList()
 		case <-v.changed:
 			v.report(v.publish(ctx))

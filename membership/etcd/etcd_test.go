@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -270,6 +271,42 @@ func TestHostsComeAndGo(t *testing.T) {
 	if got := a.until("an error", func(s membership.Snapshot) bool { return s.Err != nil }); names(got) != "a" {
 		t.Errorf("the list is %q, want a", names(got))
 	}
+}
+
+// Changes that never end do not hold back what they change. The processors may be others', so of three tries
+// one has to be in time.
+func TestChangesThatNeverEnd(t *testing.T) {
+	s, a := oneHost(t)
+	const most = 1000
+	least := uint64(most)
+	for i, want := 0, "a"; i < 3 && least >= most; i++ {
+		name := fmt.Sprintf("busy%d", i)
+		want += " " + name
+		least = min(least, s.changesUntil(name, func() { a.want(want) }))
+	}
+	if least >= most {
+		t.Errorf("a new member was told after %d changes or more, want fewer", most)
+	}
+}
+
+// changesUntil changes the record of a member all the time until seen returns. It returns how many changes
+// there were.
+func (s *server) changesUntil(name string, seen func()) uint64 {
+	ctx, stop := context.WithTimeout(s.t.Context(), time.Minute)
+	var busy sync.WaitGroup
+	defer busy.Wait()
+	defer stop()
+	var n atomic.Uint64
+	for range 8 { // one alone would be late now and then
+		busy.Go(func() {
+			for ctx.Err() == nil {
+				record := fmt.Sprintf(`{"v":1,"gids":["fe80::%x"]}`, n.Add(1))
+				_, _ = s.administration.Put(ctx, "/ipoibcm/v1/blue/8001/members/"+name, record)
+			}
+		})
+	}
+	seen()
+	return n.Load()
 }
 
 // A host that was published and whose list is full loses nobody when etcd is killed, and
