@@ -173,6 +173,10 @@ func (t *Table) recvNA(from encap.LinkAddr, m nd.NA) {
 		t.drop(DropNoLinkAddr)
 		return
 	case !m.HasLink:
+		if why, bad := t.foreign(e.link, from); bad {
+			t.refuse(why, m.Target, e.link, from)
+			return
+		}
 		m.Link = e.link
 	case e.state.Known() && m.Link.Key() != e.link.Key() && !m.Override:
 		// If only the flags differ the link-layer address is the same: override does not matter
@@ -183,6 +187,11 @@ func (t *Table) recvNA(from encap.LinkAddr, m nd.NA) {
 		}
 		return
 	}
-	e.router = m.Router
 	t.known(e, m.Link, m.Solicited)
+	switch {
+	case m.Link.Key() == e.link.Key(): // not a claim that was refused
+		e.router = m.Router
+	case e.rival != nil && m.Link == e.rival.link:
+		e.rival.router = m.Router
+	}
 }

@@ -28,6 +28,7 @@ const (
 type rival struct {
 	link      encap.LinkAddr
 	solicited bool // the claim answered a query of ours
+	router    bool // what the claim says of e.router
 }
 
 // moves are a neighbour's last move, and what was logged about it.
@@ -60,7 +61,7 @@ func (t *Table) claim(e *entry, link encap.LinkAddr, solicited bool) {
 	case t.source(e.ip, netip.Addr{}) == nil:
 		t.move(e, link, solicited)
 	default:
-		e.rival = &rival{link, solicited}
+		e.rival = &rival{link, solicited, e.router}
 		t.challenges++
 		t.n.Challenges++
 		t.setState(e, StateProbe)
@@ -80,8 +81,8 @@ func (t *Table) locked(e *entry, link encap.LinkAddr) bool {
 // address, it believes the rival.
 func (t *Table) challenge(e *entry) {
 	a := t.source(e.ip, netip.Addr{})
-	if r := *e.rival; int(e.queries) >= challengeProbes || a == nil {
-		t.move(e, r.link, r.solicited)
+	if int(e.queries) >= challengeProbes || a == nil {
+		t.believe(e)
 		return
 	}
 	e.queries++
@@ -92,6 +93,13 @@ func (t *Table) challenge(e *entry) {
 	}
 	t.set(&e.timer, t.now.Add(wait))
 	t.sendQuery(a, e.ip, Dest{LinkAddr: e.link})
+}
+
+// believe moves e to the place of its rival.
+func (t *Table) believe(e *entry) {
+	r := *e.rival
+	e.router = r.router
+	t.move(e, r.link, r.solicited)
 }
 
 // endChallenge forgets the rival of e.
@@ -129,7 +137,7 @@ func (t *Table) defended(e *entry) {
 // place of neighbour ip, we believe its rival at once.
 func (t *Table) asks(ip netip.Addr, by encap.LinkAddr) {
 	if e := t.entries[ip]; e != nil && e.rival != nil && by.Key() == e.link.Key() {
-		t.move(e, e.rival.link, e.rival.solicited)
+		t.believe(e)
 	}
 }
 
