@@ -3,7 +3,6 @@ package agent
 import (
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
 	"ipoibcm/control"
@@ -40,13 +39,12 @@ func (a *Agent) openFabric(port verbs.Port) error {
 	return nil
 }
 
-// placeOfPKey returns the index of our P_Key in the port's table, compared by its low 15 bits; -1 if it is
-// not there. On Ethernet, where no such table changes, it returns 0.
+// placeOfPKey returns the index of our P_Key in the port's table; -1 if it is not there. On Ethernet, where no such table changes, it returns 0.
 func (a *Agent) placeOfPKey(port verbs.Port) int {
 	if !port.InfiniBand {
 		return 0
 	}
-	return slices.IndexFunc(port.PKeys, func(k ib.PKey) bool { return (k^a.opt.pkey())&^ib.PKeyFull == 0 })
+	return a.opt.pkey().Index(port.PKeys)
 }
 
 // pkeysChanged follows the port's table of P_Keys. A QP names its P_Key by an index in that table. If ours

@@ -206,7 +206,7 @@ func infiniBand(p *InfiniBandPort) control.Check {
 			p.Port, p.Device, cmp.Or(p.State, "unknown"))
 	case p.SMLID == 0:
 		return fail("have a subnet manager run, such as opensm", "port %d of %s has no subnet manager", p.Port, p.Device)
-	case !slices.ContainsFunc(p.PKeys, func(k ib.PKey) bool { return (k^p.PKey)&^ib.PKeyFull == 0 }):
+	case p.PKey.Index(p.PKeys) < 0:
 		return fail("have the subnet manager make the port a member (partitions.conf), or choose another pkey",
 			"port %d of %s is in partitions %v, and not in %v", p.Port, p.Device, p.PKeys, p.PKey)
 	}

@@ -9,6 +9,7 @@ package ib
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 )
 
@@ -118,6 +119,15 @@ const PKeyFull PKey = 0x8000
 // Match reports whether a packet with key p may be taken by a port that holds
 // q: same partition, and at least one of the two a full member (IBA 10.9.3).
 func (p PKey) Match(q PKey) bool { return p&^PKeyFull == q&^PKeyFull && (p|q)&PKeyFull != 0 }
+
+// Index returns the place of partition p in table, the P_Keys of a port: that of p itself, else the first
+// with another membership; -1 if the port is not in that partition. A port may hold both memberships of one.
+func (p PKey) Index(table []PKey) int {
+	if i := slices.Index(table, p); i >= 0 {
+		return i
+	}
+	return slices.Index(table, p^PKeyFull)
+}
 
 // String prints p in hexadecimal.
 func (p PKey) String() string { return fmt.Sprintf("0x%04x", uint16(p)) }

@@ -117,6 +117,25 @@ func TestMTU(t *testing.T) {
 	}
 }
 
+func TestPKeyIndex(t *testing.T) {
+	for _, tt := range []struct {
+		p     ib.PKey
+		table []ib.PKey
+		want  int
+	}{
+		{0xffff, []ib.PKey{0xffff}, 0},
+		{0xffff, []ib.PKey{0x8001, 0x7fff}, 1},
+		{0xffff, []ib.PKey{0x7fff, 0xffff}, 1},
+		{0x7fff, []ib.PKey{0xffff, 0x7fff}, 1},
+		{0x8001, []ib.PKey{0xffff, 0x8002}, -1},
+		{0x8001, nil, -1},
+	} {
+		if got := tt.p.Index(tt.table); got != tt.want {
+			t.Errorf("%v in %v: got %d, want %d", tt.p, tt.table, got, tt.want)
+		}
+	}
+}
+
 func TestPKeyMatch(t *testing.T) {
 	for _, tt := range []struct {
 		name string

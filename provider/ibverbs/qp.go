@@ -208,7 +208,7 @@ func (q *qp) Modify(attr verbs.QPAttr) error {
 }
 
 func (q *qp) toInit(what string, attr verbs.QPAttr) error {
-	index := slices.IndexFunc(q.dev.Port().PKeys, func(k ib.PKey) bool { return k&^ib.PKeyFull == attr.PKey&^ib.PKeyFull })
+	index := attr.PKey.Index(q.dev.Port().PKeys)
 	if index < 0 {
 		return fmt.Errorf("%w: P_Key %#04x is not in the table of %s", verbs.ErrInvalid, uint16(attr.PKey), q.dev.name)
 	}

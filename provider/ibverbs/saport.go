@@ -89,7 +89,7 @@ func (p *SAPort) SendSubnet(m *SAMAD, wait time.Duration) error {
 		h.grh, h.gid, h.hops, h.flow, h.class = true, m.GID, grhHops, m.FlowLabel, m.TrafficClass
 	}
 	want := cmp.Or(m.PKey, ib.DefaultPKey)
-	i := slices.IndexFunc(p.pkeys(), want.Match)
+	i := want.Index(p.pkeys())
 	if i < 0 {
 		return fmt.Errorf("%w: the port has no P_Key %v", verbs.ErrInvalid, want)
 	}

@@ -269,11 +269,8 @@ func (m *madPort) send() {
 			m.refused.Add(1)
 			continue
 		}
-		for i, k := range m.pkeys() {
-			if d.PKey != 0 && k.Match(d.PKey) {
-				h.pkeyIdx = uint16(i)
-				break
-			}
+		if d.PKey != 0 {
+			h.pkeyIdx = uint16(max(0, d.PKey.Index(m.pkeys())))
 		}
 		h.put(buf)
 		copy(buf[umadHeaderLen:], d.Data[:])
