@@ -90,18 +90,28 @@ func (g *gsi) add(v cmView) *gsiUser {
 	return u
 }
 
-// gids and pkeys return the tables of the port, as the first user has them.
-func (g *gsi) gids() gidTable   { return g.first().gids() }
-func (g *gsi) pkeys() []ib.PKey { return g.first().pkeys() }
+// gids returns the GIDs of all users, those of the first one first. A user may have some of the port's only.
+func (g *gsi) gids() (t gidTable) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for _, u := range g.users {
+		for _, e := range u.gids() {
+			if _, known := t.at(e.index); !known {
+				t = append(t, e)
+			}
+		}
+	}
+	return t
+}
 
-// first returns the view of the first user. Without users it has no entries.
-func (g *gsi) first() cmView {
+// pkeys returns the P_Keys of the port, of which all users have all.
+func (g *gsi) pkeys() []ib.PKey {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if len(g.users) == 0 {
-		return cmView{gids: func() gidTable { return nil }, pkeys: func() []ib.PKey { return nil }}
+		return nil
 	}
-	return g.users[0].cmView
+	return g.users[0].pkeys()
 }
 
 // MADs implements [verbs.MADPort].
@@ -149,6 +159,11 @@ func (g *gsi) give(m *verbs.MAD) {
 	u := g.userOf(m)
 	if u == nil {
 		return
+	}
+	if m.Path.DLID != 0 && !m.Path.GRH { // the packet does not say which GID of the port it is for
+		if e, ok := u.gids().source(ib.GID{}, ib.GID{}); ok {
+			m.Local, m.Path.SGID = e.gid, e.gid
+		}
 	}
 	select {
 	case u.in <- m:

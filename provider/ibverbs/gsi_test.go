@@ -122,6 +122,47 @@ func TestSharedQP1(t *testing.T) {
 	}
 }
 
+// TestSharedQP1WithGIDsOfTheirOwn: each interface has another GID of the port.
+func TestSharedQP1WithGIDsOfTheirOwn(t *testing.T) {
+	q := newQP1(t)
+	defer q.users[0].close()
+	defer q.users[1].close()
+	own := [2]ib.GID{gid("fe80::1"), gid("fe80::2")}
+	for i := range q.users {
+		q.users[i].gids = func() gidTable { return gidTable{{gid: own[i], index: i, kind: gidIB}} }
+	}
+	buf := make([]byte, umadHeaderLen+verbs.MADLen)
+	var h umadHeader
+	for i, u := range q.users {
+		out := &verbs.MAD{Local: own[i], Remote: gid("fe80::9"), QPN: 1, Path: verbs.Path{DLID: 9, GRH: true}}
+		if err := u.SendMAD(out); err != nil {
+			t.Fatal(err)
+		}
+		q.kernel.SetReadDeadline(time.Now().Add(10 * time.Second))
+		if _, err := q.kernel.Read(buf); err != nil {
+			t.Fatalf("interface %d sends nothing from its GID: %v", i, err)
+		}
+		if err := h.UnmarshalBinary(buf); err != nil || int(h.gidIdx) != i {
+			t.Errorf("interface %d sends from the GID at %d (%v), want that at %[1]d", i, h.gidIdx, err)
+		}
+		// A REQ without a GRH: the header names no GID of ours.
+		(&umadHeader{agent: 7, qpn: 1, lid: 9}).put(buf)
+		req := mad.REQ{ServiceID: serviceid.New(serviceid.RFC, ib.QPN(0x100+i)), LocalCommID: 5}
+		req.AppendBinary(buf[umadHeaderLen:umadHeaderLen]) // the error is always nil
+		if _, err := q.kernel.Write(buf); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case m := <-u.MADs():
+			if m.Local != own[i] || m.Path.SGID != own[i] {
+				t.Errorf("interface %d has a REQ for %v by a path from %v, want its own %v", i, m.Local, m.Path.SGID, own[i])
+			}
+		case <-time.After(10 * time.Second):
+			t.Fatalf("interface %d has no REQ", i)
+		}
+	}
+}
+
 // TestCommIDsAreBounded: the oldest communication IDs are forgotten.
 func TestCommIDsAreBounded(t *testing.T) {
 	g := &gsi{owners: map[uint32]*gsiUser{}}
