@@ -124,6 +124,10 @@ func (f *Interface) broadcastJoined(r wire.MCMemberRecord) {
 	if b.udMTU != 0 {
 		n = min(n, b.udMTU)
 	}
+	if !first && f.up && f.ipv6 != (n >= mtu.MinIPv6) {
+		f.linkDown(fmt.Sprintf("the broadcast group has a UD MTU of %d now", n))
+		first = true
+	}
 	if first && !f.up {
 		f.ipv6 = n >= mtu.MinIPv6
 		f.addLinkLocal()

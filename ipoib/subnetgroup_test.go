@@ -51,6 +51,31 @@ func TestBroadcastGroupDecides(t *testing.T) {
 	}
 }
 
+// A subnet manager that starts again with another MTU of the broadcast group: a link of less than 1280 has no
+// IPv6 (RFC 4391 section 7), and has it again later.
+func TestBroadcastGroupGetsAnotherMTU(t *testing.T) {
+	w := newSubnet(t, 17, simsm.Options{})
+	a, b := w.port(1, true, Options{}), w.port(2, true, Options{})
+	w.run(4 * time.Second)
+	for _, tt := range []struct {
+		mtu  ib.MTU
+		want int
+	}{{ib.MTU1024, 1020}, {ib.MTU2048, 2044}, {ib.MTU512, 508}} {
+		w.subnet.Partitions[0].Params.MTU = tt.mtu
+		w.subnet.Start(w.now)
+		w.run(4 * time.Second)
+		for _, n := range w.nodes {
+			s := n.f.Status()
+			expect.Equal(t, s.UDMTU, tt.want, "%s: UD MTU with a group of %d", n.name, tt.mtu.Octets())
+			expect.Equal(t, s.IPv6, tt.want >= 1280, "%s: IPv6 with a group of %d", n.name, tt.mtu.Octets())
+			expect.Equal(t, s.Up, true, "%s: up with a group of %d", n.name, tt.mtu.Octets())
+		}
+		p := a.ping("10.0.0.2", 400, true)
+		w.settle()
+		expect.Equal(t, b.got(p), 1, "packets of a that b got with a group of %d", tt.mtu.Octets())
+	}
+}
+
 // Where the subnet manager has no broadcast group there is no link, unless we are told
 // to make one.
 func TestCreateBroadcast(t *testing.T) {
