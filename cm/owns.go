@@ -1,6 +1,7 @@
 package cm
 
 import (
+	"ipoibcm/ib"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/mad"
 )
@@ -14,15 +15,34 @@ func (m *Manager) Owns(in *verbs.MAD) bool {
 	if err != nil {
 		return false
 	}
+	if req, ok := msg.(mad.REQ); ok {
+		return m.listener(req.ServiceID, m.local(in.Local)) != nil
+	}
+	return m.about(in, msg) != nil
+}
+
+// Peer returns the GID of the peer with which a MAD claims to have a connection; zero if it names none of ours.
+// Anybody may have sent the MAD.
+func (m *Manager) Peer(in *verbs.MAD) ib.GID {
+	_, msg, err := mad.Parse(in.Data[:])
+	if err != nil {
+		return ib.GID{}
+	}
+	if c := m.about(in, msg); c != nil {
+		return c.p.Remote
+	}
+	return ib.GID{}
+}
+
+// about returns the connection that in names, whose message is msg; nil for a REQ.
+func (m *Manager) about(in *verbs.MAD, msg mad.Message) *conn {
 	switch msg := msg.(type) {
-	case mad.REQ:
-		return m.listener(msg.ServiceID, m.local(in.Local)) != nil
+	case mad.REQ, mad.APR: // we send no LAP
+		return nil
 	case mad.REJ:
 		m.rx = received{mad: in}
 		defer func() { m.rx = received{} }()
-		return m.subject(&msg) != nil
-	case mad.APR:
-		return false // we send no LAP
+		return m.subject(&msg)
 	}
-	return m.byLocal[describe(msg, Received).LocalCommID] != nil
+	return m.byLocal[describe(msg, Received).LocalCommID]
 }

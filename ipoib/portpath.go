@@ -274,25 +274,32 @@ func (f *Interface) dropPaths() {
 	}
 }
 
-// nameSender sets the remote GID of a MAD that came without a GRH: that of the known path whose
-// LID it came from, and the lowest of them if that port has several GIDs. Without such a path it
-// takes the GID that a REQ itself names.
+// nameSender sets the remote GID of a MAD that came without a GRH: that of the known path to whose LID
+// the MAD's leads back. A port may have several GIDs: of those it takes the one that the MAD itself
+// names, else the lowest. Without such a path it takes the GID that a REQ names.
 func (f *Interface) nameSender(m *verbs.MAD) {
 	if f.fab == nil || !m.Remote.IsZero() {
 		return
 	}
-	for gid, p := range f.fab.paths { // at most one matches, except for ports with several GIDs
-		if p.known && p.path.DLID == m.Path.DLID && !p.path.GRH &&
-			(m.Remote.IsZero() || bytes.Compare(gid[:], m.Remote[:]) < 0) {
+	names, isREQ := f.cm.Peer(m), false
+	if _, msg, err := mad.Parse(m.Data[:]); err == nil {
+		if req, ok := msg.(mad.REQ); ok {
+			names, isREQ = req.Primary.LocalGID, true
+		}
+	}
+	for gid, p := range f.fab.paths {
+		if !p.known || p.path.GRH || p.path.DLID != m.Path.DLID {
+			continue
+		}
+		if gid == names {
+			m.Remote = gid
+			return
+		}
+		if m.Remote.IsZero() || bytes.Compare(gid[:], m.Remote[:]) < 0 {
 			m.Remote = gid
 		}
 	}
-	if !m.Remote.IsZero() {
-		return
-	}
-	if _, msg, err := mad.Parse(m.Data[:]); err == nil {
-		if req, ok := msg.(mad.REQ); ok {
-			m.Remote = req.Primary.LocalGID
-		}
+	if isREQ && m.Remote.IsZero() {
+		m.Remote = names
 	}
 }
