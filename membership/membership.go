@@ -266,6 +266,9 @@ func (t *Tracker) listed(now time.Time, ev Listed) bool {
 	for _, b := range ev.Bad {
 		t.refused++
 		t.now.Err = fmt.Errorf("%s: %w", b.ID, b.Err)
+		if !ValidID(b.ID) { // whoever may write to the cluster chose it
+			t.now.Err = fmt.Errorf("%q: %w", b.ID, b.Err)
+		}
 		if old := find(t.now.Members, b.ID); old != nil {
 			list = append(list, *old)
 		}

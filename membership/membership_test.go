@@ -94,6 +94,15 @@ func TestFailuresShrinkNothing(t *testing.T) {
 	}
 }
 
+// The name of a record is anybody's octets: none of them reaches a terminal.
+func TestNamesAreQuoted(t *testing.T) {
+	tr := NewTracker(Options{Source: "test"})
+	tr.Step(time.Unix(0, 0), Listed{Members: list("a"), Bad: []Bad{{"\x1b]0;x\a", errTest}}})
+	if got, want := tr.Snapshot().Err.Error(), `"\x1b]0;x\a": no answer`; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
 // Who is missing right after a failure is kept for the grace, and who is missing later goes at
 // once. Nobody's time runs while the source fails.
 func TestGraceAfterFailure(t *testing.T) {
