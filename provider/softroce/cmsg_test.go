@@ -43,7 +43,7 @@ func TestControlMessages(t *testing.T) {
 	u32 := func(v uint32) []byte { return native.AppendUint32(nil, v) }
 	dst := netip.MustParseAddr("ff12:401b::1")
 	put(unix.IPPROTO_IP, unix.IP_TOS, []byte{0x28})
-	put(unix.IPPROTO_UDP, optUDPGRO, native.AppendUint16(nil, 1052))
+	put(unix.IPPROTO_UDP, optUDPGRO, u32(1052))
 	put(unix.SOL_SOCKET, unix.SO_RXQ_OVFL, u32(70000))
 	put(unix.IPPROTO_IPV6, unix.IPV6_PKTINFO, append(dst.AsSlice(), u32(2)...))
 	put(unix.IPPROTO_IPV6, unix.IPV6_HOPLIMIT, u32(7))

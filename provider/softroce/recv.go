@@ -360,7 +360,11 @@ func (r *receiver) touch(c *cq) {
 
 // control reads the control messages of message i.
 func (r *receiver) control(i int, md *meta) {
-	b := r.ctls[i][:min(uint64(r.msgs[i].hdr.Controllen), recvCtlLen)]
+	md.read(r.ctls[i][:min(uint64(r.msgs[i].hdr.Controllen), recvCtlLen)])
+}
+
+// read reads control messages, which begin at a word.
+func (md *meta) read(b []byte) {
 	md.hopLimit = defaultHopLimit
 	for len(b) >= unix.SizeofCmsghdr {
 		h := (*unix.Cmsghdr)(unsafe.Pointer(&b[0]))
@@ -375,8 +379,8 @@ func (r *receiver) control(i int, md *meta) {
 		case h.Level == unix.IPPROTO_IP && h.Type == unix.IP_PKTINFO && len(data) >= 12:
 			md.dst[10], md.dst[11] = 0xff, 0xff
 			copy(md.dst[12:], data[8:12]) // ipi_addr: the destination as sent
-		case h.Level == unix.IPPROTO_UDP && h.Type == optUDPGRO && len(data) >= 2:
-			md.segment = int(native.Uint16(data))
+		case h.Level == unix.IPPROTO_UDP && h.Type == optUDPGRO && len(data) >= 4: // UDP_SEGMENT, which we send, has 2 octets
+			md.segment = int(int32(native.Uint32(data)))
 		case h.Level == unix.IPPROTO_IPV6 && h.Type == unix.IPV6_HOPLIMIT && len(data) >= 4,
 			h.Level == unix.IPPROTO_IP && h.Type == unix.IP_TTL && len(data) >= 4:
 			md.hopLimit = uint8(native.Uint32(data))

@@ -68,17 +68,18 @@ func testOffload(gso, gro bool) error {
 		return fmt.Errorf("send: %w", err)
 	}
 	var got []byte
-	buf := make([]byte, 1<<16)
+	buf, ctl := make([]byte, 1<<16), make([]byte, recvCtlLen)
 	for len(got) < len(data) {
-		n, _, err := unix.Recvfrom(in, buf, 0)
+		n, ctlLen, _, _, err := unix.Recvmsg(in, buf, ctl, 0)
 		if err == unix.EAGAIN && len(got) == 0 && (gso || gro) && testOffload(false, false) != nil {
 			return ErrLoopback // nothing passes without the offload either
 		}
 		if err != nil {
 			return fmt.Errorf("%d of %d octets came: %w", len(got), len(data), err)
 		}
-		if !gro && n > segment {
-			return fmt.Errorf("a segment of %d octets came, not of %d", n, segment)
+		var md meta
+		if md.read(ctl[:ctlLen]); n > segment && md.segment != segment {
+			return fmt.Errorf("%d octets came in segments of %d, not of %d", n, md.segment, segment)
 		}
 		got = append(got, buf[:n]...)
 	}
