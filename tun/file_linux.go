@@ -229,7 +229,7 @@ func request(fd int, what uint, name string, flags uint16) (*unix.Ifreq, error) 
 // mayVnet finds out whether the kernel can put a header before packets, and handles that header as
 // we expect.
 func (t *File) mayVnet(o Options) {
-	features, err := unix.IoctlGetInt(t.fd, unix.TUNGETFEATURES)
+	features, err := features(t.fd)
 	switch {
 	case err != nil:
 		t.csum.why = "the kernel does not say what it can: " + err.Error()
@@ -258,6 +258,9 @@ func (t *File) mayVnet(o Options) {
 	t.uso.judged(datagrams)
 }
 
+// features returns the flags of TUNSETIFF that the kernel knows.
+func features(fd int) (uint32, error) { return unix.IoctlGetUint32(fd, unix.TUNGETFEATURES) }
+
 // Proven returns the version of the trial if the kernel has passed all of it, else zero. It is for
 // the [Options] of the process that takes the TUN over. A trial takes tens of milliseconds, in
 // which no packet passes.
@@ -283,7 +286,7 @@ func judge(err error) (on bool, why string) {
 // vnet makes sure that the header before packets has the length vnetLen, and lets the kernel leave
 // checksums to us. If the kernel refuses, it computes them itself as before.
 func (t *File) vnet() error {
-	n, err := unix.IoctlGetInt(t.fd, unix.TUNGETVNETHDRSZ)
+	n, err := unix.IoctlGetUint32(t.fd, unix.TUNGETVNETHDRSZ)
 	if err == nil && n != vnetLen {
 		err = unix.IoctlSetPointerInt(t.fd, unix.TUNSETVNETHDRSZ, vnetLen)
 	}

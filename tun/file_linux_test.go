@@ -329,3 +329,16 @@ func BenchmarkWrite(b *testing.B) {
 		})
 	}
 }
+
+// What the kernel says it can is read whole: TUNGETFEATURES writes 32 bits.
+func TestKernelFeatures(t *testing.T) {
+	fd, err := unix.Open("/dev/net/tun", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Skipf("no /dev/net/tun: %v", err)
+	}
+	defer unix.Close(fd)
+	got, err := features(fd)
+	if want := uint32(unix.IFF_TUN | unix.IFF_VNET_HDR); err != nil || got&want != want {
+		t.Errorf("features %#x (%v), want those of %#x", got, err, want)
+	}
+}

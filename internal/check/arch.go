@@ -48,7 +48,7 @@ var emulations = []emulation{
 			"EveryReply", "BothSides", "CrossingExhaustively", "InbandSparesUnknown", "ManySeeds", "Flood", "Tshark"}},
 	// Of the edges only what the kernel reads and writes is tested: QEMU does not know all of netlink.
 	{packages: []string{"./tun", "./provider/softroce"},
-		run: []string{"KernelStructures", "ControlMessages", "PathControlMessages", "Verify", "Complete", "NotMerged",
+		run: []string{"KernelStructures", "KernelFeatures", "ControlMessages", "PathControlMessages", "Verify", "Complete", "NotMerged",
 			"OddSegments", "MergeRefused"}},
 }
 
