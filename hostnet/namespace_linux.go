@@ -15,9 +15,6 @@ import (
 // namespaceDir is where iproute2 keeps network namespaces that have a name.
 const namespaceDir = "/run/netns"
 
-// nsGetType is NS_GET_NSTYPE of include/uapi/linux/nsfs.h.
-const nsGetType = 0xb703
-
 // maxNamespaces bounds how many names are looked at to find a namespace.
 const maxNamespaces = 4096
 
@@ -34,7 +31,7 @@ func OpenNamespace(nameOrPath string) (netns.NsHandle, error) {
 	}
 	// Without this check, any other file would fail only when a thread enters it, with an error
 	// that explains nothing.
-	kind, err := unix.IoctlRetInt(int(ns), nsGetType)
+	kind, err := unix.IoctlRetInt(int(ns), unix.NS_GET_NSTYPE)
 	if err != nil || kind != unix.CLONE_NEWNET {
 		ns.Close()
 		return netns.None(), fmt.Errorf("open network namespace %s: it is no network namespace", nameOrPath)

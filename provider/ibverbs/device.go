@@ -21,6 +21,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
@@ -252,7 +253,7 @@ func (d *Device) queryCaps() error {
 	d.caps = verbs.Caps{
 		Name: "ibverbs", Device: d.name, RC: true, UC: true, UD: true, RDMA: true,
 		SRQ: dev.max_srq > 0, Multicast: dev.max_mcast_grp > 0,
-		MaxMessage: int(port.max_msg_sz), MaxUDPayload: d.state.Load().MTU.Octets(),
+		MaxMessage: int(min(port.max_msg_sz, math.MaxInt32)), MaxUDPayload: d.state.Load().MTU.Octets(),
 		MaxSGE: min(int(dev.max_sge), maxSGE), MaxQPDepth: min(int(dev.max_qp_wr), maxDepth),
 	}
 	return nil

@@ -79,10 +79,11 @@ func (h *umadHeader) UnmarshalBinary(b []byte) error {
 	return nil
 }
 
-// Numbers of ib_umad's ioctls (magic 0x1b).
+// Numbers of ib_umad's ioctls (magic 0x1b). One without an argument has bits for that on some architectures, those
+// of x/sys's constant.
 const (
 	umadRegister   = 3<<30 | 28<<16 | 0x1b<<8 | 1
-	umadEnablePKey = 0x1b<<8 | 3
+	umadEnablePKey = unix.NS_GET_NSTYPE&^0xffff | 0x1b<<8 | 3
 )
 
 const (
