@@ -1,6 +1,7 @@
 package datapath
 
 import (
+	"math"
 	"sync"
 	"sync/atomic"
 
@@ -61,11 +62,11 @@ func (b *backlog) hash(pkt []byte) uint32 {
 // bound returns how many octets may wait for q: what q drains in 100 ms, but at least
 // leastBacklog, and unknownBacklog while its rate is not known.
 func (q *sendQ) bound() int {
-	rate := int(q.rate.Load())
+	rate := q.rate.Load()
 	if rate == 0 {
 		return unknownBacklog
 	}
-	return max(leastBacklog, rate/backlogPart)
+	return int(min(max(leastBacklog, rate/backlogPart), math.MaxInt32))
 }
 
 // transmit posts items on q. Items that q cannot take now wait in the backlog. So do all of them

@@ -437,3 +437,12 @@ func TestInheritedClass(t *testing.T) {
 		a.threads[0].pool.give(slot)
 	}
 }
+
+// A rate, in octets per second, may be above what 32 bits hold.
+func TestBoundOfFastPeer(t *testing.T) {
+	q := &sendQ{}
+	q.rate.Store(3e9)
+	if got, want := q.bound(), 300_000_000; got != want {
+		t.Errorf("%d octets may wait at 24 Gb/s, want %d", got, want)
+	}
+}

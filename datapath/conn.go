@@ -146,10 +146,6 @@ type ConnCounters struct {
 	QueuedOctets        int    // octets of those messages, headers included
 	QueuedLimit         int    // octets that may be posted at the moment
 	Backlog             int    // packets that wait to be posted
-	// DrainRate is the highest rate of completions, in octets per second, in the present and the
-	// last window of a second or more. A rate is measured only while the limit holds packets back,
-	// and stays until the next measurement. Zero means that none was measured.
-	DrainRate           int
 	RxPackets, RxOctets uint64
 	RxErrors            uint64
 	LastTx, LastRx      time.Time // exact to a batch; the zero Time means never
@@ -164,7 +160,7 @@ func (c *Conn) Counters() ConnCounters {
 		TxErrors: q.errs.Load(), TxFlushed: q.flushed.Load(),
 		QueueFull: q.full.Load(), Late: q.late.Load(), Marked: q.marks.Load(),
 		Queued: q.inflight(), QueuedOctets: int(q.inOctets.Load()), QueuedLimit: int(q.mayHave.Load()),
-		Backlog: int(q.waiting.Load()), DrainRate: int(q.rate.Load()),
+		Backlog:   int(q.waiting.Load()),
 		RxPackets: c.rxPackets.Load(), RxOctets: c.rxOctets.Load(), RxErrors: c.rxErrors.Load(),
 		LastTx: timeOf(q.lastTx.Load()), LastRx: timeOf(c.lastRx.Load()),
 		LastError: verbs.Status(q.lastErr.Load()),

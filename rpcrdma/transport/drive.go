@@ -279,7 +279,7 @@ func (e *End) write(a rpcrdma.Write) {
 	if len(a.Data) == 0 {
 		return
 	}
-	if e.held+len(a.Data) > e.mostHeld {
+	if e.held+int64(len(a.Data)) > e.mostHeld {
 		e.fail(ErrDeaf)
 		return
 	}
@@ -296,7 +296,7 @@ func (e *End) write(a rpcrdma.Write) {
 		}
 		w := work{}
 		if n == len(rest) {
-			w.region, w.held = region, len(a.Data) // the last Write: the others complete before it
+			w.region, w.held = region, int64(len(a.Data)) // the last Write: the others complete before it
 			e.held += w.held
 		}
 		e.enqueue(verbs.SendWR{Opcode: verbs.Write, SG: []verbs.SGE{{Region: region, Buf: rest[:n]}},

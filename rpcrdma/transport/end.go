@@ -68,8 +68,8 @@ type End struct {
 	inFlight int            // work requests in the send queue
 	depth    int            // of the send queue
 	most     int            // the most entries of queue
-	held     int            // octets in memory of Writes that are not complete
-	mostHeld int            // the most octets of held
+	held     int64          // octets in memory of Writes that are not complete
+	mostHeld int64          // the most octets of held
 	failed   bool           // an action could not be carried out: nothing more is posted
 	lastWR   uint64
 	work     map[uint64]work // by ID of the work request
@@ -96,7 +96,7 @@ type End struct {
 type work struct {
 	region *verbs.Region // a send buffer, or memory to release; may be nil
 	buffer bool          // region is a send buffer
-	held   int           // octets that count in End.held
+	held   int64         // octets that count in End.held
 	read   *read
 }
 
@@ -140,7 +140,7 @@ func (e *End) make() (err error) {
 	count, size := e.machine.RecvBuffers()
 	sends, largest := e.machine.SendBuffers()
 	e.most = sends * (3*rpcrdma.MaxSegments + 1)
-	e.mostHeld = 2 * sends * e.machine.MaxLong() // for the Writes of all calls, and as many unacknowledged
+	e.mostHeld = 2 * int64(sends) * int64(e.machine.MaxLong()) // for the Writes of all calls, and as many unacknowledged
 	e.depth = min(sends+2*rpcrdma.MaxSegments, e.opt.Provider.Caps().MaxQPDepth)
 	p := e.opt.Provider
 	if e.cq, err = p.CreateCQ(count + e.depth); err != nil {

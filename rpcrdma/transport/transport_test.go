@@ -329,6 +329,21 @@ func TestManyCalls(t *testing.T) {
 	})
 }
 
+// What all Writes together may hold exceeds an int of 32 bits here.
+func TestMuchMayBeHeld(t *testing.T) {
+	each(t, func(t *testing.T, join func(*testing.T, Options, Options) (*End, *End)) {
+		c, _ := join(t, Options{}, Options{Serve: serve, RPC: rpcrdma.Options{MaxLong: 32 << 20}})
+		arg := opaque(9000)
+		r, err := c.Call(within(t), rpcrdma.Submit{Payload: call(procEcho, arg...), MaxReply: replyHead + len(arg)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, got, err := rpcrdma.ParseRPCReply(r.Payload); err != nil || !bytes.Equal(got, arg) {
+			t.Errorf("%d octets, %v; want %d", len(got), err, len(arg))
+		}
+	})
+}
+
 // A call ends with its caller's patience, and with the connection; neither leaves
 // anything that a peer could reach.
 func TestCallsEnd(t *testing.T) {
