@@ -1,6 +1,7 @@
 package ipoib
 
 import (
+	"math"
 	"slices"
 	"time"
 
@@ -108,7 +109,7 @@ func (f *Interface) idleEnd(c *conn) time.Time {
 		if c.state != connUp {
 			return time.Time{}
 		}
-		return c.used.Add(max(legacyReap, 2*idle))
+		return c.used.Add(max(legacyReap, 2*min(idle, math.MaxInt64/2)))
 	case len(c.peer.addrs) == 0 && (idle < 0 || idle > orphanGrace):
 		return c.used.Add(orphanGrace) // also if idle connections stay for ever
 	case idle < 0:

@@ -141,8 +141,8 @@ func (r Route) String() string {
 	fmt.Fprintf(&b, " proto %d", r.Protocol)
 	for _, f := range []struct {
 		name string
-		n    int
-	}{{"metric", int(r.Metric)}, {"mtu", r.MTU}, {"advmss", r.AdvMSS}} {
+		n    int64
+	}{{"metric", int64(r.Metric)}, {"mtu", int64(r.MTU)}, {"advmss", int64(r.AdvMSS)}} {
 		if f.n != 0 {
 			fmt.Fprintf(&b, " %s %d", f.name, f.n)
 		}
