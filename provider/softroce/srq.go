@@ -42,6 +42,15 @@ func (s *srq) Pop(w *engine.RecvWQE) bool {
 	return ok
 }
 
+// Return implements [engine.RecvQueue].
+func (s *srq) Return(w *engine.RecvWQE) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.gone {
+		s.ring.Return(w)
+	}
+}
+
 // Destroy implements [verbs.SRQ].
 func (s *srq) Destroy() error {
 	s.mu.Lock()

@@ -99,4 +99,6 @@ type RecvQueue interface {
 	// Pop moves a work request into w, whose SG storage it reuses: the oldest one,
 	// but any one of a shared receive queue. It returns false if there is none.
 	Pop(w *RecvWQE) bool
+	// Return puts back what Pop took, for somebody else. It copies w.
+	Return(w *RecvWQE)
 }

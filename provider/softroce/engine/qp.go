@@ -370,10 +370,14 @@ func (q *QP) window() int {
 	return w
 }
 
-// Close ends the QP without completing anything. It is then in RESET.
+// Close ends the QP without completing anything. It is then in RESET. A shared receive queue has back the work
+// request of a message that is not complete.
 func (q *QP) Close() {
 	q.sq.reset()
 	q.dropEarly()
+	if q.rsp.have && q.cfg.Shared != nil {
+		q.cfg.Shared.Return(&q.rsp.wqe)
+	}
 	q.req = requester{}
 	q.rsp = responder{queue: q.cfg.Shared}
 	q.state, q.attr, q.mtu = verbs.StateReset, verbs.QPAttr{}, 0

@@ -223,3 +223,30 @@ func TestWindowOctets(t *testing.T) {
 		}
 	}
 }
+
+// A QP that ends in the middle of a message gives its work request back to the shared receive queue: each one
+// lost would be one less for all others.
+func TestCloseReturnsSharedReceive(t *testing.T) {
+	for _, tr := range []ib.Transport{ib.RC, ib.UC} {
+		ring := NewRecvRing(1, 1)
+		p := newPair(t, tr, func(c *Config, _ *verbs.QPAttr) { c.Shared = ring })
+		buf := make([]byte, 1000)
+		if err := ring.Post(&verbs.RecvWR{ID: 7, SG: sg(buf)}); err != nil {
+			t.Fatal(err)
+		}
+		p.a.post(verbs.SendWR{SG: sg(fill(1000, 1))})
+		p.input(p.b, p.output(p.a)[0])
+		if ring.Len() != 0 {
+			t.Fatalf("%v: the message takes no work request", tr)
+		}
+		p.b.Close()
+		p.b.Close() // once only
+		var w RecvWQE
+		if !ring.Pop(&w) || w.ID != 7 || len(w.SG) != 1 || &w.SG[0][0] != &buf[0] {
+			t.Errorf("%v: the queue has %+v, want the work request", tr, w)
+		}
+		if ring.Pop(&w) {
+			t.Errorf("%v: the queue has another work request", tr)
+		}
+	}
+}

@@ -37,20 +37,30 @@ func (r *RecvRing) Post(wr *verbs.RecvWR) error {
 		return verbs.ErrInvalid
 	case r.Len() >= r.depth:
 		return verbs.ErrQueueFull
-	case r.Len() == len(r.slots):
-		r.grow()
 	}
-	i := int(r.tail) & (len(r.slots) - 1)
-	r.slots[i] = recvSlot{id: wr.ID, nsg: len(wr.SG)}
+	sg := r.add(wr.ID, len(wr.SG))
 	for k := range wr.SG {
-		r.sg[i*r.maxSGE+k] = wr.SG[k].Buf
+		sg[k] = wr.SG[k].Buf
 	}
-	r.tail++
 	return nil
 }
 
+// Return implements [RecvQueue]. It always has room.
+func (r *RecvRing) Return(w *RecvWQE) { copy(r.add(w.ID, len(w.SG)), w.SG) }
+
+// add appends a work request, and returns where its n buffers go.
+func (r *RecvRing) add(id uint64, n int) [][]byte {
+	if r.Len() == len(r.slots) {
+		r.grow()
+	}
+	i := int(r.tail) & (len(r.slots) - 1)
+	r.slots[i] = recvSlot{id: id, nsg: n}
+	r.tail++
+	return r.sg[i*r.maxSGE : i*r.maxSGE+n]
+}
+
 func (r *RecvRing) grow() {
-	n := max(ringStart, 2*len(r.slots)) // a power of two, at most twice the depth
+	n := max(ringStart, 2*len(r.slots)) // a power of two
 	slots, sg := make([]recvSlot, n), make([][]byte, n*r.maxSGE)
 	for j := r.head; j != r.tail; j++ {
 		from, to := int(j)&(len(r.slots)-1), int(j)&(n-1)
