@@ -17,6 +17,9 @@ const (
 	backlogTries = 16
 	// reportAgain is the time after which a kernel that refused to report free space in a socket is asked again.
 	reportAgain = 10 * time.Millisecond
+	// turnsToRoom is how many turns a receiver that never sleeps takes from one look for room in sockets to
+	// the next.
+	turnsToRoom = 16
 	// roomEvents is how many sockets with room goOn looks at in one call.
 	roomEvents = 16
 )

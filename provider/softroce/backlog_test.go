@@ -127,6 +127,31 @@ func TestFullSocketWithoutReport(t *testing.T) {
 	expect.Equal(t, counter(a, "tx_drop_no_room"), uint64(0), "packets dropped")
 }
 
+// A receiver that always has something else to do looks for room in sockets all the same.
+func TestFullSocketOfBusyReceiver(t *testing.T) {
+	a, b := vethPair(t, 9000, false, func(o *Options) { o.SendBuffer = 64 << 10 })
+	limit(t, a, 4<<20)
+	const n, size = 8, 60000
+	x, y := newEnd(t, a, ib.UC, n, size), newEnd(t, b, ib.UC, n, size)
+	connect(x, y)
+	fd, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	must(t, err)
+	defer unix.Close(fd)
+	stop, err := a.PollFD(fd, func() (bool, time.Duration) { return true, 0 })
+	must(t, err)
+	defer stop()
+	for i := range n {
+		_, err := x.qp.PostSend([]verbs.SendWR{{ID: uint64(i), Flags: verbs.Signaled, SG: x.sge(i, size)}})
+		must(t, err)
+	}
+	if counter(a, "tx_waits") == 0 {
+		t.Error("the socket was never full")
+	}
+	for i := range n {
+		expect.MustEqual(t, x.next().ID, uint64(i), "ID of send %d", i)
+	}
+}
+
 // setReports has the senders of d use fd as the epoll descriptor that reports room.
 func setReports(d *Device, fd int) {
 	for _, s := range d.senders {

@@ -147,9 +147,12 @@ func (r *receiver) run() {
 			r.th.timers.service(time.Now())
 		}
 		// After a single datagram there is seldom another: poll instead of reading again.
-		if !more && (errno == unix.EAGAIN || n == 1) {
+		switch {
+		case !more && (errno == unix.EAGAIN || n == 1):
 			r.spinner.turn(errno == 0, r.th.count.txPackets.Load() != tx)
 			r.sleep(wait)
+		case r.writable >= 0 && r.turns.Load()%turnsToRoom == 0: // else sleep looks
+			r.goOn(time.Now())
 		}
 	}
 }
