@@ -19,6 +19,8 @@ const (
 	// monitorQuiet is how long netlink must be silent before we look: changes come
 	// in bursts.
 	monitorQuiet = 20 * time.Millisecond
+	// monitorMost is how long we wait for that at most.
+	monitorMost = 250 * time.Millisecond
 	// If the sockets cannot be opened again, the next try follows after reopenFirst.
 	// The wait doubles with each failure, up to reopenMax.
 	reopenFirst, reopenMax = 50 * time.Millisecond, 5 * time.Second
@@ -87,8 +89,13 @@ func (m *monitor) watch() {
 		wait = next
 		_ = m.nl.SetReadDeadline(again)
 		_, err := m.nl.Read(buf)
+		end := time.Now().Add(monitorMost)
 		for err == nil || errors.Is(err, unix.ENOBUFS) { // ENOBUFS: we missed some, so look
-			_ = m.nl.SetReadDeadline(time.Now().Add(monitorQuiet))
+			quiet := time.Now().Add(monitorQuiet)
+			if quiet.After(end) {
+				quiet = end
+			}
+			_ = m.nl.SetReadDeadline(quiet)
 			_, err = m.nl.Read(buf)
 		}
 		if !errors.Is(err, os.ErrDeadlineExceeded) || m.dev.closing.Load() {
