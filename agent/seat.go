@@ -79,7 +79,7 @@ func explainNamespace(err error) error {
 
 // openHost sets up the device and begins to watch it.
 func (a *Agent) openHost() error {
-	s, err := a.sit(true)
+	s, err := a.sit(true, a.m.Status().IPv6)
 	if err != nil {
 		return err
 	}
@@ -96,17 +96,18 @@ func (a *Agent) logRefused() {
 	}
 }
 
-// sit finds the interface, gives it settings and addresses, sets it up if up is set, and begins to watch it.
+// sit finds the interface, gives it settings and addresses, sets it up if up is set, and begins to watch it. ipv6
+// says whether the link is large enough for IPv6. sit runs beside the driver, too.
 // The watch begins last, so that what it sees first is complete. Else somebody who finds the interface up
 // could use an address that we do not know yet, or that the kernel has not finished.
-func (a *Agent) sit(up bool) (s seat, err error) {
+func (a *Agent) sit(up, ipv6 bool) (s seat, err error) {
 	ns, name, err := a.place()
 	if err != nil {
 		return s, err
 	}
 	defer ns.Close()
 	s.name, s.netns = name, hostnet.NamespaceName(ns)
-	if s.notes, err = a.prepare(ns, name, up); err != nil {
+	if s.notes, err = a.prepare(ns, name, up, ipv6); err != nil {
 		return s, explainNamespace(err)
 	}
 	if s.host, err = hostnet.OpenIn(ns, name); err != nil {
@@ -131,7 +132,7 @@ func (a *Agent) place() (ns netns.NsHandle, name string, err error) {
 
 // prepare gives the device its settings and addresses, and with up brings its link up. Some settings are
 // optional; notes say which of these failed.
-func (a *Agent) prepare(ns netns.NsHandle, name string, up bool) (notes []string, err error) {
+func (a *Agent) prepare(ns netns.NsHandle, name string, up, ipv6 bool) (notes []string, err error) {
 	d, err := hostnet.OpenIn(ns, name)
 	if err != nil {
 		return nil, fmt.Errorf("configure %s: %w", name, err)
@@ -146,8 +147,12 @@ func (a *Agent) prepare(ns netns.NsHandle, name string, up bool) (notes []string
 		{"set addr_gen_mode", d.DisableAddrGen, "", ""},
 		{"set accept_ra_mtu", d.IgnoreRAMTU, "an MTU in router advertisements lowers that of IPv6",
 			"net.ipv6.conf.default.accept_ra_mtu=0"},
-		{"set disable_ipv6", func() error { return a.limitIPv6(d) },
-			"IPv6 packets are sent in vain, because the link is too small for them",
+		{"set disable_ipv6", func() error {
+			if ipv6 {
+				return nil
+			}
+			return d.DisableIPv6() // RFC 4391 section 7
+		}, "IPv6 packets are sent in vain, because the link is too small for them",
 			"net.ipv6.conf.default.disable_ipv6=1"},
 	} {
 		err := step.do()
@@ -199,23 +204,15 @@ func (a *Agent) setUpIPv6() {
 	}
 }
 
-// limitIPv6 switches IPv6 off on a link that is too small for it (RFC 4391 section 7): what the kernel sent
-// would only be dropped.
-func (a *Agent) limitIPv6(d *hostnet.Device) error {
-	if a.m.Status().IPv6 {
-		return nil
-	}
-	return d.DisableIPv6()
-}
-
 // follow goes on in the namespace that the interface was moved into. Like any device, the interface arrives
 // there down and without addresses. follow puts back the configured ones, and whoever moved the interface
 // sets it up.
 func (a *Agent) follow() {
 	var s seat
 	var err error
+	ipv6 := a.m.Status().IPv6
 	a.kernel.change(func() {
-		if s, err = a.sit(false); err == nil {
+		if s, err = a.sit(false, ipv6); err == nil {
 			err = a.kernel.replace(s.host, s.notices)
 		}
 	}, func() { a.followed(s, err) })
