@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"syscall"
 	"time"
@@ -246,6 +247,13 @@ func (a *Agent) verbsEvent(ev verbs.Event) {
 		// supervisor that starts us anew.
 		a.hub.publish(a.event("agent", ev.Kind.String(), ev.Text))
 		a.end(fmt.Errorf("the device is lost: %s", cmp.Or(ev.Text, "it is gone")))
+	case verbs.EventsLost:
+		a.log.Warn("events of the provider were lost; looking at the port and all queue pairs")
+		a.lookAtQPs()
+		a.underlayChanged(ev)
+		if a.fabric.port != nil {
+			a.pkeysChanged()
+		}
 	case verbs.PortActive, verbs.PortError, verbs.GIDChange, verbs.MTUChange:
 		a.underlayChanged(ev)
 		a.portChanged(ev.Kind == verbs.PortActive)
@@ -257,6 +265,22 @@ func (a *Agent) verbsEvent(ev verbs.Event) {
 			return
 		}
 		a.portChanged(ev.Kind != verbs.LIDChange)
+	}
+}
+
+// lookAtQPs does what QPFatal does for each QP that is in ERR.
+func (a *Agent) lookAtQPs() {
+	dead := map[ib.QPN]verbs.Status{}
+	for _, c := range a.conns {
+		if qp := c.dp.QP(); qp.State() == verbs.StateError {
+			dead[qp.QPN()] = c.dp.Counters().LastError
+		}
+	}
+	if qp := a.loop.UDQP(); qp.State() == verbs.StateError {
+		dead[qp.QPN()] = verbs.WRFlushError
+	}
+	for _, qpn := range slices.Sorted(maps.Keys(dead)) {
+		a.verbsEvent(verbs.Event{Kind: verbs.QPFatal, QPN: qpn, Status: dead[qpn]})
 	}
 }
 

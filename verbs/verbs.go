@@ -619,12 +619,14 @@ const (
 	SMChange                     // the LID or SL of the subnet manager changed, or whether it requires GRHs
 	PKeyChange                   // Port().PKeys changed
 	Reregister                   // the subnet manager asks for all joins and subscriptions again
+	EventsLost                   // there was no room for further events: look at the port and at the state of each QP
 )
 
 // String names k.
 func (k EventKind) String() string {
 	return [...]string{"QP_FATAL", "COMM_EST", "PORT_ACTIVE", "PORT_ERR", "GID_CHANGE", "MTU_CHANGE", "DEVICE_FATAL",
-		"LID_CHANGE", "SM_CHANGE", "PKEY_CHANGE", "CLIENT_REREGISTER"}[min(k, Reregister)]
+		"LID_CHANGE", "SM_CHANGE", "PKEY_CHANGE", "CLIENT_REREGISTER",
+		"EVENTS_LOST"}[min(k, EventsLost)]
 }
 
 // An Event is an asynchronous event.

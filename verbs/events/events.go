@@ -21,25 +21,45 @@ type Queue struct {
 	closed bool
 }
 
-// NewQueue returns a queue. It drops events for which it has no room and counts them in dropped.
+// NewQueue returns a queue. It drops events for which it has no room and counts them in dropped. After the last
+// one that it holds it then says so, by [verbs.EventsLost].
 func NewQueue(dropped *atomic.Uint64) *Queue {
-	return &Queue{dropped: dropped, ch: make(chan verbs.Event, Depth)}
+	return &Queue{dropped: dropped, ch: make(chan verbs.Event, Depth+1)}
 }
 
 // Events returns the channel of the events. Close closes it.
 func (q *Queue) Events() <-chan verbs.Event { return q.ch }
 
-// Tell adds ev without blocking, or drops it if the queue is full. After Close it does nothing.
+// Tell adds ev without blocking, or drops it if the queue is full. [verbs.DeviceFatal], after which nothing else
+// matters, takes the place of older events instead. After Close it does nothing.
 func (q *Queue) Tell(ev verbs.Event) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if q.closed {
 		return
 	}
-	select {
-	case q.ch <- ev:
-	default:
-		q.dropped.Add(1)
+	if len(q.ch) < Depth {
+		q.ch <- ev // nobody else writes
+		return
+	}
+	q.dropped.Add(1)
+	last := verbs.Event{Kind: verbs.EventsLost}
+	if ev.Kind == verbs.DeviceFatal {
+		last = ev
+	}
+	for {
+		select {
+		case q.ch <- last:
+			return
+		default: // EventsLost is there already
+		}
+		if last.Kind == verbs.EventsLost {
+			return
+		}
+		select {
+		case <-q.ch:
+		default: // somebody has read it
+		}
 	}
 }
 

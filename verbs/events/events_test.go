@@ -30,13 +30,45 @@ func TestQueue(t *testing.T) {
 	tellers.Wait()
 	n := 0
 	for ev := range q.Events() {
-		if ev.Text != string(rune('a'+n%26)) {
+		if n < Depth && ev.Text != string(rune('a'+n%26)) {
 			t.Fatalf("event %d is %+v", n, ev)
+		}
+		if n == Depth && ev.Kind != verbs.EventsLost {
+			t.Errorf("after the last event comes %v, want %v", ev.Kind, verbs.EventsLost)
 		}
 		n++
 	}
-	if n != Depth {
-		t.Errorf("%d events, want %d", n, Depth)
+	if n != Depth+1 {
+		t.Errorf("%d events, want %d and %v", n, Depth, verbs.EventsLost)
+	}
+}
+
+// Each gap is told after what came before it, and the loss of the device always.
+func TestQueueTellsOfGaps(t *testing.T) {
+	q := NewQueue(new(atomic.Uint64))
+	fill := func() {
+		for range 2 * Depth {
+			q.Tell(verbs.Event{Kind: verbs.QPFatal})
+		}
+	}
+	fill()
+	<-q.Events()
+	q.Tell(verbs.Event{Kind: verbs.PortActive}) // no room: the last place is for EventsLost
+	for range Depth {
+		<-q.Events()
+	}
+	if ev := <-q.Events(); ev.Kind != verbs.EventsLost {
+		t.Errorf("after the second gap: %v, want %v", ev.Kind, verbs.EventsLost)
+	}
+	fill()
+	q.Tell(verbs.Event{Kind: verbs.DeviceFatal})
+	q.Close()
+	var last verbs.Event
+	for ev := range q.Events() {
+		last = ev
+	}
+	if last.Kind != verbs.DeviceFatal {
+		t.Errorf("the last event is %v, want %v", last.Kind, verbs.DeviceFatal)
 	}
 }
 
