@@ -64,6 +64,7 @@ type conn struct {
 	theirs   uint32 // the peer's Receive MTU
 	mtu      int    // octets of IP
 	pathMTU  ib.MTU // of the path to the peer; 0 means that of the port
+	lid      ib.LID // of our port when c began; InfiniBand
 	larger   bool   // its REQ asked for more than probes have found, because a larger size was due to be tried
 	unproven bool   // its packets are larger than probes have found: no IP packets go on it yet
 	params   cm.Params
@@ -123,6 +124,9 @@ func (f *Interface) newConn(p *peer, t ib.Transport, form serviceid.Form, active
 	}
 	if active && p.receive != 0 {
 		c.receive = min(c.receive, p.receive)
+	}
+	if f.fab != nil {
+		c.lid = f.fab.opt.Port.LID
 	}
 	f.conns.byID[c.id] = c
 	f.conns.ofHost[p.key.GID]++
@@ -326,4 +330,5 @@ func (f *Interface) established(c *conn, how string) {
 	f.neighStep(confirmed(p.key)) // a handshake is proof that it hears us
 	f.sendQueue(p)
 	f.touch(p)
+	f.proveLIDs(c)
 }

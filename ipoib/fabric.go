@@ -126,7 +126,14 @@ func (f *Interface) portChanged(ev PortChanged) {
 	if f.fab == nil {
 		return
 	}
+	moved := f.fab.opt.Port.LID != ev.Port.LID
 	f.fab.opt.Port, f.fab.opt.Shared = ev.Port, ev.Shared
+	if moved {
+		for _, p := range f.fab.paths {
+			p.path.SLID = ev.Port.LID // REQs name it before the paths are asked for again
+		}
+		f.leaveLIDs(ib.GID{})
+	}
 	f.saStep(sa.SetPort{Port: ev.Port})
 	if ev.Moved {
 		f.linkDown("the P_Key has another place in the table of the port")

@@ -186,6 +186,9 @@ func (f *Interface) pathFound(path verbs.Path) {
 		f.note(Note{Kind: NoteNeigh, Peer: encap.LinkAddr{GID: path.DGID}, Text: pathText(path)})
 		f.do(UsePath{Path: path})
 	}
+	if f.conns.ofHost[path.DGID] > 0 {
+		f.leaveLIDs(path.DGID)
+	}
 	if first {
 		f.touchPort(path.DGID)
 	}
@@ -195,6 +198,46 @@ func (f *Interface) pathFound(path verbs.Path) {
 		} else {
 			f.do(SendUD{Link: j.link, Frame: j.packet})
 		}
+	}
+}
+
+// leaveLIDs closes UC connections to the port of gid, of all ports if that is zero, whose queue pairs use other LIDs
+// than those of today: nothing tells that their packets go nowhere. An RC connection fails by itself, if it does.
+func (f *Interface) leaveLIDs(gid ib.GID) {
+	for _, c := range f.conns.byAge() {
+		if c.state != connUp || !gid.IsZero() && c.peer.key.GID != gid {
+			continue
+		}
+		if why := f.oldLID(c); why != "" {
+			f.hangUp(c, why)
+		}
+	}
+}
+
+// oldLID returns which LID of c, a UC connection, is not that of today; empty if there is none, and for RC.
+func (f *Interface) oldLID(c *conn) string {
+	if f.fab == nil || c.trans != ib.UC || c.params.Path.DLID == 0 {
+		return ""
+	}
+	if c.lid != f.fab.opt.Port.LID {
+		return "the port has another LID"
+	}
+	if p := f.pathTo(c.peer.key.GID); p.DLID != 0 && p.DLID != c.params.Path.DLID {
+		return "another LID leads to the peer"
+	}
+	return ""
+}
+
+// proveLIDs has the path to the peer of c, a connection that has just come up, asked for again if it differs
+// from that of c: one of the two is old.
+func (f *Interface) proveLIDs(c *conn) {
+	switch {
+	case f.oldLID(c) == "":
+	case c.lid != f.fab.opt.Port.LID:
+		f.hangUp(c, f.oldLID(c))
+	default:
+		f.doubtPath(c.peer.key.GID)
+		f.wantPath(c.peer.key.GID)
 	}
 }
 

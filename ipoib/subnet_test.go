@@ -377,6 +377,29 @@ func TestPeerHasAnotherLID(t *testing.T) {
 	}
 }
 
+// Another LID of one end of a UC connection, of which nothing tells the other: both close the connection, whoever
+// hears of it first, and make another one.
+func TestUCConnectionAfterAnotherLID(t *testing.T) {
+	for i, name := range []string{"ours", "the peer's"} {
+		w := newSubnet(t, 19, simsm.Options{})
+		a, b := w.port(1, false, Options{Mode: ModeUC}), w.port(2, false, Options{Mode: ModeUC})
+		w.run(4 * time.Second)
+		a.ping("10.0.0.2", 9000, true)
+		w.settle()
+		before, _ := w.agree(a, b)
+		w.subnet.Relabel(w.now, w.nodes[i].ib.port)
+		w.subnet.Start(w.now) // all are asked to register again
+		w.run(5 * time.Second)
+		p := a.ping("10.0.0.2", 9000, true)
+		w.settle()
+		expect.Equal(t, b.got(p), 1, "%s: packets that b got", name)
+		after, _ := w.agree(a, b)
+		if before.Conn == after.Conn {
+			t.Errorf("%s: connection %d of before goes on", name, before.Conn)
+		}
+	}
+}
+
 // A host that no path leads to: what waits for it is bounded, and given up.
 func TestNoPath(t *testing.T) {
 	w := newSubnet(t, 5, simsm.Options{})
