@@ -154,7 +154,7 @@ func (a *Agent) hangups(ctx context.Context) {
 			got, err := a.reload(ctx, false)
 			switch {
 			case err != nil:
-				a.log.Error("nothing was changed: the configuration cannot be used", "err", err)
+				a.log.Error("nothing was changed", "err", err)
 			case got.Refused:
 				for _, c := range got.Changes {
 					if c.Effect == control.EffectRestart {
