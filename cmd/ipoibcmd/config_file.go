@@ -27,6 +27,29 @@ func (c *Config) load(path string) (lines map[string]int, err error) {
 	return linesOf(b), nil
 }
 
+// parse returns the keys and values in b; a zero node if there are none.
+func parse(b []byte) (*yaml.Node, error) {
+	d := yaml.NewDecoder(bytes.NewReader(b))
+	var doc yaml.Node
+	if err := d.Decode(&doc); errors.Is(err, io.EOF) {
+		return new(yaml.Node), nil // empty, or comments only
+	} else if err != nil {
+		return nil, err
+	}
+	if err := d.Decode(new(yaml.Node)); !errors.Is(err, io.EOF) {
+		return nil, errors.New("more than one YAML document; the second would be ignored")
+	}
+	return doc.Content[0], nil
+}
+
+// target returns the node that n stands for: another one if n is an alias.
+func target(n *yaml.Node) *yaml.Node {
+	if n.Kind == yaml.AliasNode {
+		return n.Alias
+	}
+	return n
+}
+
 // linesOf returns the line of the value of every key at the top of b, and of every item of a list there,
 // such as peers[0]. b must have been decoded before.
 func linesOf(b []byte) map[string]int {
