@@ -112,8 +112,29 @@ func TestBugreportConfig(t *testing.T) {
 		if string(b) != tt.want {
 			t.Errorf("%s: got\n%s\nwant\n%s", tt.name, b, tt.want)
 		}
-		if err != nil && strings.Contains(err.Error(), "12345") {
+		if err != nil && strings.Contains(strings.ReplaceAll(err.Error(), file, ""), "12345") {
 			t.Errorf("%s: the secret is in %q", tt.name, err)
+		}
+	}
+}
+
+// A wrong Q_Key is a secret all the same: the error of the examination does not have it.
+func TestBugreportDoctor(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "c.yaml")
+	for _, wrong := range []string{"0x1234567890", "1234567.5", "12345z", "[12345]", "-12345"} {
+		if err := os.WriteFile(file, []byte("underlay: lo\nqkey: "+wrong+"\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		_, err := reportDoctor(t.Context(), file)
+		if err == nil {
+			t.Errorf("a Q_Key %s is accepted", wrong)
+			continue
+		}
+		if text := strings.ReplaceAll(err.Error(), file, ""); strings.Contains(text, "1234") {
+			t.Errorf("the Q_Key is in %q", text)
+		}
+		if want := "line 2: qkey: want a whole number"; !strings.Contains(err.Error(), want) {
+			t.Errorf("a Q_Key %s: %v, want %q", wrong, err, want)
 		}
 	}
 }

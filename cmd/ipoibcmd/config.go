@@ -55,7 +55,7 @@ type Config struct {
 	LogLevel    string       `yaml:"log_level"`
 	LogFormat   string       `yaml:"log_format"`
 	PKey        uint16       `yaml:"pkey"`
-	QKey        uint32       `yaml:"qkey"`
+	QKey        qKey         `yaml:"qkey"`
 	IdleTimeout string       `yaml:"idle_timeout"`
 	ARPAccept   string       `yaml:"arp_accept"`
 	Peers       []string     `yaml:"peers"`
@@ -136,7 +136,7 @@ func defaults() Config {
 		Port:        1,
 		Threads:     0, // auto
 		PKey:        uint16(ib.DefaultPKey),
-		QKey:        uint32(ib.QKeyIPoIB),
+		QKey:        qKey(ib.QKeyIPoIB),
 		IdleTimeout: "5m",
 		ARPAccept:   arpProbe,
 		Membership:  fromStatic,

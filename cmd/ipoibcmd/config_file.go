@@ -92,7 +92,7 @@ func typeError(e string) string {
 	is := cmp.Or(map[string]string{"seq": "a list", "map": "keys and values"}[m[2]], fmt.Sprintf("%q", m[3]))
 	number := either(m[2] == "int", "a number in range", "a number") // it is one, but too large or negative
 	want := cmp.Or(map[string]string{"string": "a word", "bool": "true or false", "[]string": "a list",
-		"int": number, "uint16": number, "uint32": number}[m[4]], "keys and values, such as name: ibcm0")
+		"int": number, "uint16": number}[m[4]], "keys and values, such as name: ibcm0")
 	return fmt.Sprintf("line %s: %s where %s belongs (ipoibcmd init shows an example)", m[1], is, want)
 }
 
@@ -119,7 +119,7 @@ func (c *Config) decode(b []byte) error {
 	eachKey(b, func(key string, value *yaml.Node) {
 		// The library would cut the fraction off.
 		if err == nil && value.ShortTag() == "!!float" &&
-			slices.Contains([]string{"ud_mtu", "receive_mtu", "pkey", "qkey", "threads"}, key) {
+			slices.Contains([]string{"ud_mtu", "receive_mtu", "pkey", "threads"}, key) {
 			err = fmt.Errorf("line %d: %q where a whole number belongs", value.Line, value.Value)
 		}
 	})

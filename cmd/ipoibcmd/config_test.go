@@ -67,6 +67,8 @@ func TestStrictYAML(t *testing.T) {
 		{"a word for threads", "underlay: eth0\nthreads: many\n", `line 2: "many" where a number belongs`},
 		{"a fraction", "underlay: eth0\nud_mtu: 2044.5\n", `line 2: "2044.5" where a whole number belongs`},
 		{"a power", "pkey: 1e3\n", `line 1: "1e3" where a whole number belongs`},
+		{"a Q_Key too large", "mode: rc\nqkey: 0x123456789\n", "line 2: qkey: want a whole number up to 0xffffffff"},
+		{"a fraction of a Q_Key", "qkey: 1234567.5\n", "line 1: qkey: want a whole number"},
 		{"a key twice", "name: a\nname: b\n", "line 2: mapping key \"name\" already defined at line 1"},
 		{"no YAML", "name: \"a\n", "line 2"},
 		{"a second document", "name: a\n---\nname: b\n", "more than one YAML document"},
