@@ -103,18 +103,18 @@ func bugreport(ctx context.Context, now time.Time, file string, items []reportIt
 	for _, it := range items {
 		fmt.Fprintf(os.Stderr, "%-24s ", it.name)
 		b, err := it.within(ctx)
+		note := ""
+		if len(b) > maxReportItem {
+			b, note = b[:maxReportItem], fmt.Sprintf(", cut after %d MiB", maxReportItem>>20)
+		}
 		if err == nil && len(b) > left {
 			err = fmt.Errorf("the report has %d MiB already", maxReport>>20)
 		}
-		note := ""
-		switch {
-		case err != nil:
+		if err != nil {
 			note = strings.Join(strings.Fields(err.Error()), " ")
 			fmt.Fprintf(contents, "%-24s missing: %s (%s)\n", it.name, note, it.from)
 			fmt.Fprintf(os.Stderr, "missing: %s\n", note)
 			continue
-		case len(b) > maxReportItem:
-			b, note = b[:maxReportItem], fmt.Sprintf(", cut after %d MiB", maxReportItem>>20)
 		}
 		left -= len(b)
 		fmt.Fprintf(contents, "%-24s %d octets%s (%s)\n", it.name, len(b), note, it.from)

@@ -6,6 +6,7 @@ import (
 	"compress/gzip"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -55,7 +56,7 @@ func TestBugreport(t *testing.T) {
 	items := []reportItem{
 		{"a", "here", give(5)},
 		{"b", "there", func(context.Context) ([]byte, error) { return nil, errors.New("no\nsuch thing") }},
-		{"c", "here", give(maxReportItem + 1)},
+		{"c", "here", give(maxReport + 1)},
 	}
 	for range maxReport / maxReportItem {
 		items = append(items, reportItem{"d", "here", give(maxReportItem)})
@@ -71,7 +72,8 @@ func TestBugreport(t *testing.T) {
 	if n := len(got["c"]); n != maxReportItem {
 		t.Errorf("c has %d octets, want %d", n, maxReportItem)
 	}
-	for _, want := range []string{"missing: no such thing (there)", "cut after 2 MiB", "the report has 16 MiB already"} {
+	for _, want := range []string{"missing: no such thing (there)",
+		fmt.Sprintf("%-24s %d octets, cut after 2 MiB", "c", maxReportItem), "the report has 16 MiB already"} {
 		if !strings.Contains(got["CONTENTS"], want) {
 			t.Errorf("CONTENTS does not say %q:\n%s", want, got["CONTENTS"])
 		}
