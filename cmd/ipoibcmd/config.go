@@ -234,8 +234,8 @@ func configure(cmd *cobra.Command, flags *Config, file string) (settings, error)
 	}
 	s, err := c.settings()
 	var v *valueError
-	if errors.As(err, &v) && lines[v.key] > 0 && !slices.Contains(given, stem(v.key)) {
-		err = fmt.Errorf("%s: line %d: %w", file, lines[v.key], err)
+	if at := atLine(lines, err); at != "" && errors.As(err, &v) && !slices.Contains(given, stem(v.key)) {
+		err = fmt.Errorf("%s: %s%w", file, at, err)
 	}
 	if err == nil {
 		err = over.check(&c)

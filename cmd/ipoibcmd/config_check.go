@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -31,6 +32,14 @@ func (e *valueError) Error() string { return e.text }
 
 func bad(key, format string, args ...any) error {
 	return &valueError{key, fmt.Sprintf(format, args...)}
+}
+
+// atLine returns "line N: " for the value that err is about; nothing if lines do not have it.
+func atLine(lines map[string]int, err error) string {
+	if v := (*valueError)(nil); errors.As(err, &v) && lines[v.key] > 0 {
+		return fmt.Sprintf("line %d: ", lines[v.key])
+	}
+	return ""
 }
 
 // refuse returns the error of [bad] if a value is wrong, else nil.

@@ -30,13 +30,22 @@ interfaces:
     offload: {gso: false}
 `
 
+// severalOf returns the settings in a file with several interfaces.
+func severalOf(text []byte) ([]settings, error) {
+	top, err := parse(text)
+	if err != nil {
+		return nil, err
+	}
+	common, each, err := splitInterfaces(top)
+	if err != nil {
+		return nil, err
+	}
+	return decodeInterfaces(common, each)
+}
+
 // What stands beside the list holds for all, and what an interface says for itself wins.
 func TestInterfaces(t *testing.T) {
-	common, each, err := splitInterfaces([]byte(twoInterfaces))
-	if err != nil {
-		t.Fatal(err)
-	}
-	all, err := decodeInterfaces(common, each)
+	all, err := severalOf([]byte(twoInterfaces))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,15 +76,19 @@ func TestInterfaces(t *testing.T) {
 
 // A file without the list is left as it is.
 func TestNoInterfaces(t *testing.T) {
-	for _, text := range []string{"", "name: ib0\n", "- a\n", "name: [\n"} {
-		common, each, err := splitInterfaces([]byte(text))
+	for _, text := range []string{"", "name: ib0\n", "- a\n"} {
+		top, err := parse([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		common, each, err := splitInterfaces(top)
 		if err != nil {
 			t.Errorf("%q: %v, want it as it is", text, err)
 		}
 		if each != nil {
 			t.Errorf("%q: a list of %d interfaces, want none", text, len(each))
 		}
-		expect.Equal(t, string(common), text, "%q: what is of all interfaces", text)
+		expect.Equal(t, common, top, "%q: what is of all interfaces", text)
 	}
 }
 
@@ -87,7 +100,11 @@ func TestBadInterfaces(t *testing.T) {
 		{"no list", "interfaces: 3\n", "want a list"},
 		{"an empty list", "interfaces: []\n", "want a list"},
 		{"an item that is a word", "interfaces: [ib0]\n", "interfaces[0]: want keys and values"},
-		{"an unknown key", ibEth0 + "interfaces:\n- nam: x\n", `unknown key "nam"`},
+		{"an unknown key", "provider: ibverbs\n\nunderlay: eth0\ninterfaces:\n- name: a\n  nam: x\n",
+			`line 6: unknown key "nam"`},
+		{"a word for a number", ibEth0 + "interfaces:\n\n- {name: a,\n   port: x}\n", `line 6: "x" where a number belongs`},
+		{"a fraction", ibEth0 + "interfaces:\n- limits:\n    neighbours: 16.9\n", `line 5: "16.9" where a whole number belongs`},
+		{"a second document", ibEth0 + "interfaces:\n- name: a\n---\nname: b\n", "more than one YAML document"},
 		{"a bad value", ibEth0 + "interfaces:\n- mode: x\n", "interfaces[0]: mode"},
 		{"a list within", ibEth0 + "interfaces:\n- interfaces: []\n", `unknown key "interfaces"`},
 		{"one name twice", ibEth0 + "interfaces:\n- name: a\n- name: a\n", `name "a" is that of interfaces[0]`},
@@ -96,11 +113,7 @@ func TestBadInterfaces(t *testing.T) {
 		{"softroce", "underlay: eth0\ninterfaces:\n- name: a\n- name: b\n", "provider ibverbs only"},
 		{"too many", "interfaces:\n" + strings.Repeat("- name: a\n", maxInterfaces+1), "at most 64"},
 	} {
-		common, each, err := splitInterfaces([]byte(tt.text))
-		if err == nil {
-			_, err = decodeInterfaces(common, each)
-		}
-		if err == nil || !strings.Contains(err.Error(), tt.want) {
+		if _, err := severalOf([]byte(tt.text)); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.want)
 		}
 	}
