@@ -21,7 +21,6 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
 	"ipoibcm/membership/etcd"
-	"ipoibcm/provider/ibverbs"
 	"ipoibcm/sandbox"
 )
 
@@ -210,7 +209,7 @@ func (k *pkeyValue) Set(s string) error {
 func (*pkeyValue) Type() string { return "P_Key" }
 
 // configure merges defaults, file and flags, and checks the result. A flag that was given wins over the
-// file. Without an underlay, the network device of an ibverbs device is the underlay.
+// file.
 func configure(cmd *cobra.Command, flags *Config, file string) (settings, error) {
 	c := defaults()
 	var lines map[string]int
@@ -229,9 +228,6 @@ func configure(cmd *cobra.Command, flags *Config, file string) (settings, error)
 		over.add(key)
 	})
 	c.take(flags, given)
-	if c.Underlay == "" && c.Device != "" && c.Provider == ibVerbs {
-		c.Underlay = ibverbs.NetworkDevice(c.Device)
-	}
 	s, err := c.settings()
 	var v *valueError
 	if at := atLine(lines, err); at != "" && errors.As(err, &v) && !slices.Contains(given, stem(v.key)) {

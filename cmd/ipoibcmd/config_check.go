@@ -81,9 +81,18 @@ func (c *Config) infiniBand() bool {
 	return c.Underlay == "" && c.Device != "" && c.Provider == ibVerbs
 }
 
-// settings checks c. Its error says what is wrong with c, with key, flag and remedy.
+// networkDevice returns the network device of an RDMA device, "" if it has none. Tests have devices of their
+// own.
+var networkDevice = ibverbs.NetworkDevice
+
+// settings checks c. Its error says what is wrong with c, with key, flag and remedy. Without an underlay, the
+// network device of an ibverbs device is the underlay.
 func (c *Config) settings() (s settings, err error) {
 	s.Config = *c
+	c = &s.Config
+	if c.infiniBand() {
+		c.Underlay = networkDevice(c.Device)
+	}
 	for _, step := range []func(*settings) error{c.checkUnderlay, c.checkInterface, c.checkPackets, c.parseAddresses,
 		c.parsePeers, c.parseHosts, c.checkMetrics, c.checkLimits, c.parseUser, c.parseLog, c.parseIdle} {
 		if err := step(&s); err != nil {

@@ -13,6 +13,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/spf13/cobra"
+
 	"ipoibcm/control"
 	"ipoibcm/internal/expect"
 )
@@ -72,6 +74,33 @@ func TestInterfaces(t *testing.T) {
 	// A switch is of one interface.
 	expect.Equal(t, all[0].Offload.GSO, true, "GSO of interface 0")
 	expect.Equal(t, all[1].Offload.GSO, false, "GSO of interface 1")
+}
+
+// The network device of an RDMA device is the underlay of interfaces too.
+func TestUnderlayOfDevice(t *testing.T) {
+	defer func(before func(string) string) { networkDevice = before }(networkDevice)
+	networkDevice = func(device string) string { return map[string]string{"rxe0": "eth0"}[device] }
+	for _, text := range []string{
+		"provider: ibverbs\ndevice: rxe0\n",
+		"provider: ibverbs\ndevice: rxe0\ninterfaces:\n- name: a\n",
+		"provider: ibverbs\ninterfaces:\n- {name: a, device: rxe0}\n",
+	} {
+		file := filepath.Join(t.TempDir(), "c.yaml")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		flags := defaults()
+		all, err := configureAll(new(cobra.Command), &flags, file)
+		if err != nil {
+			t.Errorf("%q: %v", text, err)
+			continue
+		}
+		expect.Equal(t, all[0].Underlay, "eth0", "%q: underlay", text)
+	}
+	if _, err := severalOf([]byte("provider: ibverbs\ninterfaces:\n- {name: a, device: mlx5_9}\n")); err == nil ||
+		!strings.Contains(err.Error(), `line 3: interfaces[0]: device "mlx5_9": no RDMA device`) {
+		t.Errorf("a device without a network device: %v", err)
+	}
 }
 
 // A file without the list is left as it is.
