@@ -195,7 +195,7 @@ func runAll(ctx context.Context, all []settings, r reloading, readAll func() ([]
 		own.together, own.member = t, i
 		own.owner, own.kept = owners[i], kept[owners[i]]
 		own.hangup = t.hangups[i]
-		own.read = func() (settings, error) { return configOf(c.Name, readAll) }
+		own.read = func() (settings, error) { return configOf(c.Name, all, readAll) }
 		wg.Go(func() {
 			if errs[i] = serve(ctx, c, own, queue); errs[i] != nil {
 				errs[i] = fmt.Errorf("%s: %w", c.Name, errs[i])
@@ -208,17 +208,30 @@ func runAll(ctx context.Context, all []settings, r reloading, readAll func() ([]
 	return errors.Join(errs...)
 }
 
-// configOf reads the file again and returns the configuration of interface name.
-func configOf(name string, readAll func() ([]settings, error)) (settings, error) {
+// A listError says that the file has other interfaces than the process.
+type listError struct{ from, to []string }
+
+func (e *listError) Error() string { return "the interfaces are others: that takes a restart" }
+
+// configOf reads the file again and returns the configuration of interface name of a process that was started
+// with all of those in before.
+func configOf(name string, before []settings, readAll func() ([]settings, error)) (settings, error) {
 	all, err := readAll()
 	if err != nil {
 		return settings{}, err
 	}
-	i := slices.IndexFunc(all, func(c settings) bool { return c.Name == name })
-	if i < 0 {
-		return settings{}, fmt.Errorf("the file has no interface %s any more: a restart ends it", name)
+	from, to := namesOf(before), namesOf(all)
+	if !slices.Equal(slices.Sorted(slices.Values(from)), slices.Sorted(slices.Values(to))) {
+		return settings{}, &listError{from, to}
 	}
-	return all[i], nil
+	return all[slices.Index(to, name)], nil
+}
+
+func namesOf(all []settings) (names []string) {
+	for _, c := range all {
+		names = append(names, c.Name)
+	}
+	return names
 }
 
 // A together makes several interfaces one service in the eyes of its manager.

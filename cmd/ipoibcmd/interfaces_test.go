@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -148,19 +149,44 @@ func TestBadInterfaces(t *testing.T) {
 	}
 }
 
-// An interface that is in the file no more goes on until a restart.
+// The interfaces of a process are others after a restart only: until then no setting of one changes.
 func TestConfigOf(t *testing.T) {
-	read := func() ([]settings, error) {
-		return []settings{{Config: Config{Name: "a"}}, {Config: Config{Name: "b", Mode: "uc"}}}, nil
-	}
-	if c, err := configOf("b", read); err != nil || c.Mode != "uc" {
-		t.Errorf("got %+v, %v; want that of b", c, err)
-	}
-	if _, err := configOf("c", read); err == nil || !strings.Contains(err.Error(), "no interface c any more") {
-		t.Errorf("got %v, want that it is gone", err)
+	a, b := settings{Config: Config{Name: "a"}}, settings{Config: Config{Name: "b", Mode: "uc"}}
+	for _, tt := range []struct {
+		name   string
+		before []settings
+		now    []settings
+		change string // of the list; empty: none
+	}{
+		{"the same", []settings{a, b}, []settings{a, b}, ""},
+		{"another order", []settings{a, b}, []settings{b, a}, ""},
+		{"one is gone", []settings{a, b}, []settings{b}, "[a, b] [b]"},
+		{"this one is gone", []settings{a, b}, []settings{a}, "[a, b] [a]"},
+		{"one is new", []settings{b}, []settings{a, b}, "[b] [a, b]"},
+	} {
+		c, err := configOf("b", tt.before, func() ([]settings, error) { return tt.now, nil })
+		plan, planErr := reloader("f", b, new(slog.LevelVar), func() (settings, error) { return c, err })()
+		if planErr != nil {
+			t.Errorf("%s: %v", tt.name, planErr)
+			continue
+		}
+		expect.Equal(t, plan.File, "f", "%s: file", tt.name)
+		if tt.change == "" {
+			expect.Equal(t, c.Mode, "uc", "%s: mode of b", tt.name)
+			expect.Equal(t, len(plan.Changes), 0, "%s: number of changes", tt.name)
+			continue
+		}
+		if len(plan.Changes) != 1 {
+			t.Errorf("%s: changes %+v, want that of the list", tt.name, plan.Changes)
+			continue
+		}
+		got := plan.Changes[0]
+		expect.Equal(t, got.Key, "interfaces", "%s: key", tt.name)
+		expect.Equal(t, got.Effect, control.EffectRestart, "%s: effect", tt.name)
+		expect.Equal(t, got.From+" "+got.To, tt.change, "%s: change", tt.name)
 	}
 	bad := errors.New("bad")
-	if _, err := configOf("a", func() ([]settings, error) { return nil, bad }); !errors.Is(err, bad) {
+	if _, err := configOf("a", []settings{a}, func() ([]settings, error) { return nil, bad }); !errors.Is(err, bad) {
 		t.Errorf("got %v, want %v", err, bad)
 	}
 }

@@ -92,7 +92,7 @@ func eachSetting(prefix string, a, b reflect.Value, visit func(key string, a, b 
 func settingText(v reflect.Value) string {
 	switch {
 	case v.Kind() == reflect.Slice:
-		return "[" + strings.Join(v.Interface().([]string), ", ") + "]"
+		return listText(v.Interface().([]string))
 	case v.Kind() == reflect.Uint16:
 		return fmt.Sprintf("0x%04x", v.Uint())
 	case v.Kind() == reflect.Uint32:
@@ -100,6 +100,8 @@ func settingText(v reflect.Value) string {
 	}
 	return fmt.Sprint(v.Interface())
 }
+
+func listText(words []string) string { return "[" + strings.Join(words, ", ") + "]" }
 
 // live returns the settings that can change while the agent runs, as the agent has them.
 func (s *settings) live() agent.Live {
@@ -119,6 +121,10 @@ func reloader(file string, current settings, level *slog.LevelVar,
 	largest := current.ReceiveMTU
 	return func() (agent.Plan, error) {
 		next, err := read()
+		if list := (*listError)(nil); errors.As(err, &list) {
+			return agent.Plan{File: file, Changes: []control.Change{{Key: interfacesKey, Effect: control.EffectRestart,
+				From: listText(list.from), To: listText(list.to), Why: "they are made when the process starts"}}}, nil
+		}
 		if err != nil {
 			return agent.Plan{}, err
 		}

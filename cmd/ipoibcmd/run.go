@@ -48,14 +48,14 @@ func newRun() *cobra.Command {
 				}()
 			}
 			r := reloading{file: file, level: new(slog.LevelVar), read: func() (settings, error) {
-				all, err := readAll()
-				if err == nil && len(all) > 1 {
-					err = errors.New("the file has several interfaces now, which takes a restart")
+				now, err := readAll()
+				if err == nil && len(now) > 1 {
+					err = &listError{namesOf(all), namesOf(now)}
 				}
 				if err != nil {
 					return settings{}, err
 				}
-				return all[0], nil
+				return now[0], nil
 			}}
 			if hangupIsOurs(os.Args[1:]) {
 				var stop func()
