@@ -1,13 +1,8 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
-	"fmt"
 	"log/slog"
-	"net"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -238,59 +233,5 @@ func TestLinks(t *testing.T) {
 	var alone *together
 	if got := alone.links(settings{}); got != 1 {
 		t.Errorf("an interface alone: %d, want 1", got)
-	}
-}
-
-// reload of a file with several interfaces asks each, and first whether all can change.
-func TestReloadOfSeveral(t *testing.T) {
-	for _, tt := range []struct {
-		name    string
-		refused int // the interface of which a change takes a restart; -1: none
-		status  int
-		asked   []string // the queries that each is asked with
-	}{
-		{"all can", -1, 0, []string{"check=1", ""}},
-		{"one cannot", 1, 1, []string{"check=1", "check=1"}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			asked := make([][]string, 2)
-			var servers []*httptest.Server
-			text := "provider: ibverbs\nunderlay: eth0\ninterfaces:\n"
-			for i := range asked {
-				path := filepath.Join(t.TempDir(), "a.sock")
-				l, err := net.Listen("unix", path)
-				if err != nil {
-					t.Fatal(err)
-				}
-				srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					asked[i] = append(asked[i], r.URL.RawQuery)
-					json.NewEncoder(w).Encode(control.Reload{Version: control.Version, File: "f", Refused: i == tt.refused})
-				}))
-				srv.Listener.Close()
-				srv.Listener = l
-				srv.Start()
-				servers = append(servers, srv)
-				text += fmt.Sprintf("  - {name: ib%d, control: %s}\n", i, path)
-			}
-			file := filepath.Join(t.TempDir(), "several.yaml")
-			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			status, out, errs := command(t, "reload", "--config", file)
-			for _, srv := range servers {
-				srv.Close()
-			}
-			if status != tt.status {
-				t.Errorf("status %d, want %d: %s%s", status, tt.status, out, errs)
-			}
-			for i := range asked {
-				if !slices.Equal(asked[i], tt.asked) {
-					t.Errorf("ib%d was asked %q, want %q", i, asked[i], tt.asked)
-				}
-				if want := fmt.Sprintf("ib%d:\n", i); !strings.Contains(out, want) {
-					t.Errorf("no %q in %q", want, out)
-				}
-			}
-		})
 	}
 }
