@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"go.yaml.in/yaml/v3"
 
 	"ipoibcm/control"
 	"ipoibcm/doctor"
@@ -46,9 +47,9 @@ func newBugreport() *cobra.Command {
 			"packs them into FILE (default: ipoibcm-TIME.tar.gz), at most 16 MiB before\n" +
 			"compression. CONTENTS in it says what is there, and what is not and why. It works\n" +
 			"without a running daemon, too.\n\n" +
-			"Identifiers of queue pairs and connections, the Q_Key and passwords are left\n" +
-			"out; addresses, routes, firewall rules and the log are not: look before you pass\n" +
-			"it on.",
+			"Identifiers of queue pairs and connections, the Q_Key, passwords, keys of the\n" +
+			"kernel and comments of the configuration are left out; addresses, routes,\n" +
+			"firewall rules and the log are not: look before you pass it on.",
 		Example: "  ipoibcmd bugreport\n  ipoibcmd bugreport --name ibcm1 /tmp/report.tar.gz",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -102,18 +103,18 @@ func bugreport(ctx context.Context, now time.Time, file string, items []reportIt
 	for _, it := range items {
 		fmt.Fprintf(os.Stderr, "%-24s ", it.name)
 		b, err := it.within(ctx)
+		note := ""
+		if len(b) > maxReportItem {
+			b, note = b[:maxReportItem], fmt.Sprintf(", cut after %d MiB", maxReportItem>>20)
+		}
 		if err == nil && len(b) > left {
 			err = fmt.Errorf("the report has %d MiB already", maxReport>>20)
 		}
-		note := ""
-		switch {
-		case err != nil:
+		if err != nil {
 			note = strings.Join(strings.Fields(err.Error()), " ")
 			fmt.Fprintf(contents, "%-24s missing: %s (%s)\n", it.name, note, it.from)
 			fmt.Fprintf(os.Stderr, "missing: %s\n", note)
 			continue
-		case len(b) > maxReportItem:
-			b, note = b[:maxReportItem], fmt.Sprintf(", cut after %d MiB", maxReportItem>>20)
 		}
 		left -= len(b)
 		fmt.Fprintf(contents, "%-24s %d octets%s (%s)\n", it.name, len(b), note, it.from)
@@ -206,12 +207,50 @@ func reportItems(flags *clientFlags, config string) []reportItem {
 	return items
 }
 
-// secretKeys are the settings whose values are left out.
-var secretKeys = regexp.MustCompile(`(?mi)^(\s*[\w.]*(?:qkey|password|passwd|secret|token|private_key)[\w.]*\s*:).*$`)
+// What is left out of a report.
+var (
+	// secretKeys are the settings whose values are.
+	secretKeys = regexp.MustCompile(`(?i)qkey|password|passwd|secret|token|private_key`)
+	// secretFiles are the kernel's settings that are: the key of stable addresses (RFC 7217 section 5), and
+	// that of receive hashes.
+	secretFiles = []string{"stable_secret", "netdev_rss_key"}
+)
 
+const leftOut = "left out"
+
+// reportConfig returns the configuration without the values of secretKeys, wherever they are, and without
+// comments, which may have old ones.
 func reportConfig(file string) ([]byte, error) {
 	b, err := os.ReadFile(file)
-	return secretKeys.ReplaceAll(b, []byte("$1 left out")), err
+	if err != nil {
+		return nil, err
+	}
+	top, err := parse(b)
+	if err != nil {
+		return nil, err
+	}
+	if top.Kind != yaml.MappingNode {
+		return nil, errors.New("it has no keys and values")
+	}
+	leaveOut(top)
+	var out bytes.Buffer
+	e := yaml.NewEncoder(&out)
+	e.SetIndent(2)
+	err = errors.Join(e.Encode(top), e.Close())
+	return out.Bytes(), err
+}
+
+// leaveOut takes comments and the values of secretKeys out of n.
+func leaveOut(n *yaml.Node) {
+	n.HeadComment, n.LineComment, n.FootComment = "", "", ""
+	for i, child := range n.Content {
+		if n.Kind == yaml.MappingNode && i%2 == 1 && secretKeys.MatchString(target(n.Content[i-1]).Value) {
+			secret := target(child)
+			*secret = yaml.Node{Kind: yaml.ScalarNode, Value: leftOut, Anchor: secret.Anchor}
+			continue
+		}
+		leaveOut(child)
+	}
 }
 
 // reportDoctor examines the host as doctor does, for each interface of the file. The daemon has its
@@ -257,8 +296,8 @@ func reportEventsOf(ctx context.Context, flags *clientFlags) ([]byte, error) {
 	return []byte(redact.Text(string(b))), err
 }
 
-// reportFiles joins small files, each after its name. Those that cannot be read are
-// named all the same.
+// reportFiles joins small files, each after its name. Those that cannot be read, and secretFiles, are named
+// all the same.
 func reportFiles(pattern string) ([]byte, error) {
 	names, err := filepath.Glob(pattern)
 	if err != nil || len(names) == 0 {
@@ -267,6 +306,10 @@ func reportFiles(pattern string) ([]byte, error) {
 	slices.Sort(names)
 	var out bytes.Buffer
 	for _, n := range names {
+		if slices.Contains(secretFiles, filepath.Base(n)) {
+			fmt.Fprintf(&out, "%s: %s\n", n, leftOut)
+			continue
+		}
 		b, err := os.ReadFile(n)
 		if err != nil {
 			fmt.Fprintf(&out, "%s: %v\n", n, err)

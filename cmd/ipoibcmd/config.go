@@ -21,7 +21,6 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/ipoib"
 	"ipoibcm/membership/etcd"
-	"ipoibcm/provider/ibverbs"
 	"ipoibcm/sandbox"
 )
 
@@ -55,7 +54,7 @@ type Config struct {
 	LogLevel    string       `yaml:"log_level"`
 	LogFormat   string       `yaml:"log_format"`
 	PKey        uint16       `yaml:"pkey"`
-	QKey        uint32       `yaml:"qkey"`
+	QKey        qKey         `yaml:"qkey"`
 	IdleTimeout string       `yaml:"idle_timeout"`
 	ARPAccept   string       `yaml:"arp_accept"`
 	Peers       []string     `yaml:"peers"`
@@ -136,7 +135,7 @@ func defaults() Config {
 		Port:        1,
 		Threads:     0, // auto
 		PKey:        uint16(ib.DefaultPKey),
-		QKey:        uint32(ib.QKeyIPoIB),
+		QKey:        qKey(ib.QKeyIPoIB),
 		IdleTimeout: "5m",
 		ARPAccept:   arpProbe,
 		Membership:  fromStatic,
@@ -210,7 +209,7 @@ func (k *pkeyValue) Set(s string) error {
 func (*pkeyValue) Type() string { return "P_Key" }
 
 // configure merges defaults, file and flags, and checks the result. A flag that was given wins over the
-// file. Without an underlay, the network device of an ibverbs device is the underlay.
+// file.
 func configure(cmd *cobra.Command, flags *Config, file string) (settings, error) {
 	c := defaults()
 	var lines map[string]int
@@ -229,13 +228,10 @@ func configure(cmd *cobra.Command, flags *Config, file string) (settings, error)
 		over.add(key)
 	})
 	c.take(flags, given)
-	if c.Underlay == "" && c.Device != "" && c.Provider == ibVerbs {
-		c.Underlay = ibverbs.NetworkDevice(c.Device)
-	}
 	s, err := c.settings()
 	var v *valueError
-	if errors.As(err, &v) && lines[v.key] > 0 && !slices.Contains(given, stem(v.key)) {
-		err = fmt.Errorf("%s: line %d: %w", file, lines[v.key], err)
+	if at := atLine(lines, err); at != "" && errors.As(err, &v) && !slices.Contains(given, stem(v.key)) {
+		err = fmt.Errorf("%s: %s%w", file, at, err)
 	}
 	if err == nil {
 		err = over.check(&c)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -31,6 +32,14 @@ func (e *valueError) Error() string { return e.text }
 
 func bad(key, format string, args ...any) error {
 	return &valueError{key, fmt.Sprintf(format, args...)}
+}
+
+// atLine returns "line N: " for the value that err is about; nothing if lines do not have it.
+func atLine(lines map[string]int, err error) string {
+	if v := (*valueError)(nil); errors.As(err, &v) && lines[v.key] > 0 {
+		return fmt.Sprintf("line %d: ", lines[v.key])
+	}
+	return ""
 }
 
 // refuse returns the error of [bad] if a value is wrong, else nil.
@@ -72,9 +81,18 @@ func (c *Config) infiniBand() bool {
 	return c.Underlay == "" && c.Device != "" && c.Provider == ibVerbs
 }
 
-// settings checks c. Its error says what is wrong with c, with key, flag and remedy.
+// networkDevice returns the network device of an RDMA device, "" if it has none. Tests have devices of their
+// own.
+var networkDevice = ibverbs.NetworkDevice
+
+// settings checks c. Its error says what is wrong with c, with key, flag and remedy. Without an underlay, the
+// network device of an ibverbs device is the underlay.
 func (c *Config) settings() (s settings, err error) {
 	s.Config = *c
+	c = &s.Config
+	if c.infiniBand() {
+		c.Underlay = networkDevice(c.Device)
+	}
 	for _, step := range []func(*settings) error{c.checkUnderlay, c.checkInterface, c.checkPackets, c.parseAddresses,
 		c.parsePeers, c.parseHosts, c.checkMetrics, c.checkLimits, c.parseUser, c.parseLog, c.parseIdle} {
 		if err := step(&s); err != nil {

@@ -27,9 +27,18 @@ func good() Config {
 	return c
 }
 
+// decodeText sets c from the text of a file.
+func decodeText(c *Config, text []byte) error {
+	top, err := parse(text)
+	if err != nil {
+		return err
+	}
+	return c.decode(top, map[string]int{})
+}
+
 func TestSampleIsTheDefaults(t *testing.T) {
 	var got Config
-	if err := got.decode(sample); err != nil {
+	if err := decodeText(&got, sample); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(good(), got, cmpopts.EquateEmpty()); diff != "" {
@@ -66,19 +75,27 @@ func TestStrictYAML(t *testing.T) {
 		{"half a thread", "underlay: eth0\nthreads: 1.5\n", `line 2: "1.5" where a whole number belongs`},
 		{"a word for threads", "underlay: eth0\nthreads: many\n", `line 2: "many" where a number belongs`},
 		{"a fraction", "underlay: eth0\nud_mtu: 2044.5\n", `line 2: "2044.5" where a whole number belongs`},
+		{"a fraction of a peer", "mode: rc\nmetric_peers: 0.9\n", `line 2: "0.9" where a whole number belongs`},
+		{"a fraction of a port", "mode: rc\nport: 1.5\n", `line 2: "1.5" where a whole number belongs`},
+		{"a fraction below another", "limits: {connections: 16.9}\n", `line 1: "16.9" where a whole number belongs`},
+		{"a fraction that is merged", "limits:\n  <<: {neighbours: 16.9}\n", `line 2: "16.9" where a whole number belongs`},
+		{"an unknown key that is merged", "offload:\n  <<: [{gso: true}, {lro: true}]\n", `line 2: unknown key "lro"`},
 		{"a power", "pkey: 1e3\n", `line 1: "1e3" where a whole number belongs`},
+		{"a Q_Key too large", "mode: rc\nqkey: 0x123456789\n", "line 2: qkey: want a whole number up to 0xffffffff"},
+		{"a fraction of a Q_Key", "qkey: 1234567.5\n", "line 1: qkey: want a whole number"},
 		{"a key twice", "name: a\nname: b\n", "line 2: mapping key \"name\" already defined at line 1"},
 		{"no YAML", "name: \"a\n", "line 2"},
 		{"a second document", "name: a\n---\nname: b\n", "more than one YAML document"},
 	} {
 		c := defaults()
-		if err := c.decode([]byte(tt.in)); err == nil || !strings.Contains(err.Error(), tt.want) {
+		if err := decodeText(&c, []byte(tt.in)); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %q gives %v, want %q", tt.name, tt.in, err, tt.want)
 		}
 	}
-	for _, in := range []string{"", "# nothing\n", "{}\n"} {
+	for _, in := range []string{"", "# nothing\n", "{}\n", "port: 1\n<<: {port: 1.5}\n",
+		"limits: {}\n<<: {limits: &l {<<: *l}}\n"} {
 		c := defaults()
-		if err := c.decode([]byte(in)); err != nil {
+		if err := decodeText(&c, []byte(in)); err != nil {
 			t.Errorf("%q: %v", in, err)
 		}
 		if diff := cmp.Diff(defaults(), c, cmpopts.EquateEmpty()); diff != "" {
@@ -383,6 +400,34 @@ func TestBadValuesHaveTheirLine(t *testing.T) {
 		status, _, stderr := command(t, append([]string{"run", "--config", file}, tt.args...)...)
 		if status != 2 || !strings.Contains(stderr, tt.want) {
 			t.Errorf("%s: status %d, %q, want 2 and %q", tt.name, status, stderr, tt.want)
+		}
+	}
+}
+
+// Values below another key, and those of several interfaces, have their line too: the last that counts.
+func TestDeepValuesHaveTheirLine(t *testing.T) {
+	for _, tt := range []struct{ name, text, want string }{
+		{"limits", "underlay: eth0\n\nlimits:\n  # few\n  connections: 4\n", "line 5: limits.connections 4"},
+		{"etcd", "underlay: eth0\nlink: a\nmembership: etcd://h\netcd: {ca: /x,\n  lease: 1s}\n",
+			`line 5: etcd.lease "1s"`},
+		{"merged", "underlay: eth0\nlimits:\n  <<: {connections: 4,\n    neighbours: 4}\n  connections: 16\n",
+			"line 4: limits.neighbours 4"},
+		{"an interface", ibEth0 + "\nmode: rc\ninterfaces:\n- name: a\n\n- name: b\n  mode: fast\n",
+			`line 9: interfaces[1]: mode "fast"`},
+		{"an interface in braces", ibEth0 + "interfaces:\n\n- {name: a, limits: {neighbours: 4}}\n",
+			"line 5: interfaces[0]: limits.neighbours 4"},
+		{"what is of all interfaces", ibEth0 + "\n# all\nmode: fast\ninterfaces:\n- name: a\n",
+			`line 5: interfaces[0]: mode "fast"`},
+		{"a name twice", ibEth0 + "interfaces:\n- name: a\n\n- name: a\n", `line 6: interfaces[1]: name "a" is that of`},
+		{"an alias", ibEth0 + "interfaces:\n- &a {name: a, qkey: 0}\n- *a\n", "line 4: interfaces[0]: qkey 0"},
+	} {
+		file := filepath.Join(t.TempDir(), "c.yaml")
+		if err := os.WriteFile(file, []byte(tt.text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		status, _, stderr := command(t, "run", "--config", file)
+		if want := file + ": " + tt.want; status != 2 || !strings.Contains(stderr, want) {
+			t.Errorf("%s: status %d, %q, want 2 and %q", tt.name, status, stderr, want)
 		}
 	}
 }

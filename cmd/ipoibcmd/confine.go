@@ -26,9 +26,7 @@ func (s *settings) confine(file string) func() ([]control.Protection, error) {
 		o.NoSeccomp = "what the libraries of provider ibverbs call is not known"
 	}
 	if file != "" {
-		if abs, err := filepath.Abs(file); err == nil {
-			o.ReadDirs = append(o.ReadDirs, filepath.Dir(abs))
-		}
+		o.ReadDirs = append(o.ReadDirs, filepath.Dir(file))
 	}
 	dirs, ports := s.memberFiles(s.link)
 	o.ReadDirs, o.ConnectPorts = append(o.ReadDirs, dirs...), ports

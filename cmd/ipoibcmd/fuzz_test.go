@@ -22,7 +22,7 @@ func FuzzConfig(f *testing.F) {
 			return
 		}
 		c := defaults()
-		err := c.decode(b)
+		err := decodeText(&c, b)
 		var s settings
 		if err == nil {
 			s, err = c.settings()
@@ -73,14 +73,7 @@ func FuzzInterfaces(f *testing.F) {
 		if len(b) > 1<<12 {
 			return
 		}
-		common, each, err := splitInterfaces(b)
-		if err == nil && each == nil {
-			return
-		}
-		var all []settings
-		if err == nil {
-			all, err = decodeInterfaces(common, each)
-		}
+		all, err := severalOf(b)
 		if err != nil {
 			forPeople(t, err)
 			return

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,16 +31,14 @@ const interfacesKey = "interfaces"
 // maxInterfaces bounds the list.
 const maxInterfaces = 64
 
-// splitInterfaces takes the list out of a file. It returns what is left, and each item as a file of its
-// own; none if there is no list.
-func splitInterfaces(b []byte) (common []byte, each [][]byte, err error) {
-	var doc yaml.Node
-	if yaml.Unmarshal(b, &doc) != nil || len(doc.Content) == 0 || doc.Content[0].Kind != yaml.MappingNode {
-		return b, nil, nil // decode says what is wrong
+// splitInterfaces takes the list out of top, the keys and values of a file. It returns what is left, and the
+// items; none if there is no list.
+func splitInterfaces(top *yaml.Node) (common *yaml.Node, each []*yaml.Node, err error) {
+	if top.Kind != yaml.MappingNode {
+		return top, nil, nil // decode says what is wrong
 	}
-	top := doc.Content[0]
 	for i := 0; i+1 < len(top.Content); i += 2 {
-		list := top.Content[i+1]
+		list := target(top.Content[i+1])
 		if top.Content[i].Value != interfacesKey {
 			continue
 		}
@@ -51,34 +50,27 @@ func splitInterfaces(b []byte) (common []byte, each [][]byte, err error) {
 				list.Line, len(list.Content), maxInterfaces)
 		}
 		for n, item := range list.Content {
-			if item.Kind != yaml.MappingNode {
+			if target(item).Kind != yaml.MappingNode {
 				return nil, nil, fmt.Errorf("line %d: interfaces[%d]: want keys and values, such as name: ibcm0", item.Line, n)
 			}
-			out, err := yaml.Marshal(item)
-			if err != nil {
-				return nil, nil, fmt.Errorf("line %d: interfaces[%d]: %w", item.Line, n, err)
-			}
-			each = append(each, out)
 		}
-		top.Content = slices.Delete(top.Content, i, i+2)
-		if common, err = yaml.Marshal(&doc); err != nil {
-			return nil, nil, fmt.Errorf("line %d: interfaces: %w", list.Line, err)
-		}
-		return common, each, nil
+		rest := *top
+		rest.Content = slices.Delete(slices.Clone(top.Content), i, i+2)
+		return &rest, list.Content, nil
 	}
-	return b, nil, nil
+	return top, nil, nil
 }
 
 // configureAll is configure for a file that may have several interfaces.
 func configureAll(cmd *cobra.Command, flags *Config, file string) ([]settings, error) {
-	var each [][]byte
-	var common []byte
+	var common *yaml.Node
+	var each []*yaml.Node
 	if file != "" {
-		b, err := os.ReadFile(file)
+		top, err := topOf(file)
 		if err != nil {
-			return nil, fmt.Errorf("read configuration: %w", err)
+			return nil, err
 		}
-		if common, each, err = splitInterfaces(b); err != nil {
+		if common, each, err = splitInterfaces(top); err != nil {
 			return nil, fmt.Errorf("%s: %w", file, err)
 		}
 	}
@@ -104,81 +96,77 @@ func configureAll(cmd *cobra.Command, flags *Config, file string) ([]settings, e
 }
 
 // decodeInterfaces returns the checked configuration of each interface.
-func decodeInterfaces(common []byte, each [][]byte) (all []settings, err error) {
-	configs, err := decodeEach(common, each)
+func decodeInterfaces(common *yaml.Node, each []*yaml.Node) (all []settings, err error) {
+	configs, lines, err := decodeEach(common, each)
 	if err != nil {
 		return nil, err
 	}
 	for i := range configs {
 		s, err := configs[i].settings()
+		if err == nil {
+			err = s.checkBeside(all)
+		}
 		if err != nil {
-			return nil, fmt.Errorf("interfaces[%d]: %w", i, err)
+			return nil, fmt.Errorf("%sinterfaces[%d]: %w", atLine(lines[i], err), i, err)
 		}
 		all = append(all, s)
 	}
-	return all, checkTogether(all)
+	return all, nil
 }
 
-// decodeEach returns the configuration of each interface, and does not check its values.
-func decodeEach(common []byte, each [][]byte) (all []Config, err error) {
-	for i, own := range each {
-		c := defaults()
-		if err := c.decode(common); err != nil {
-			return nil, err
+// decodeEach returns the configuration of each interface with the lines of its values, which it does not
+// check.
+func decodeEach(common *yaml.Node, each []*yaml.Node) (all []Config, lines []map[string]int, err error) {
+	for _, own := range each {
+		c, at := defaults(), map[string]int{}
+		if err := c.decode(common, at); err != nil {
+			return nil, nil, err
 		}
-		if err := c.decode(own); err != nil {
-			return nil, fmt.Errorf("interfaces[%d]: %w", i, err)
+		if err := c.decode(own, at); err != nil {
+			return nil, nil, err
 		}
-		all = append(all, c)
+		all, lines = append(all, c), append(lines, at)
 	}
-	return all, nil
+	return all, lines, nil
 }
 
 // configsOf returns the configurations in a file: one, or one for each of its interfaces. It does not check
 // their values.
 func configsOf(file string) ([]Config, error) {
-	b, err := os.ReadFile(file)
+	top, err := topOf(file)
 	if err != nil {
-		return nil, fmt.Errorf("read configuration: %w", err)
+		return nil, err
 	}
-	common, each, err := splitInterfaces(b)
+	common, each, err := splitInterfaces(top)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
-	all := []Config{defaults()}
 	if each == nil {
-		err = all[0].decode(b)
-	} else {
-		all, err = decodeEach(common, each)
+		each = []*yaml.Node{{}} // nothing of its own
 	}
+	all, _, err := decodeEach(common, each)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
 	}
 	return all, nil
 }
 
-// checkTogether returns an error if interfaces of one process have a setting in common that must differ, or
-// a provider that allows only one.
-func checkTogether(all []settings) error {
-	for i, c := range all {
-		if c.Provider != ibVerbs {
-			return fmt.Errorf("interfaces[%d]: provider %s: a process has several interfaces of provider ibverbs only; "+
-				"start one for each", i, c.Provider)
-		}
-		for j, other := range all[:i] {
-			for _, same := range []struct {
-				key  string
-				is   bool
-				text string
-			}{
-				{"name", c.Name == other.Name, c.Name},
-				{"control", c.controlPath() == other.controlPath(), c.controlPath()},
-				{"metrics", c.Metrics != "" && c.Metrics == other.Metrics, c.Metrics},
-			} {
-				if same.is {
-					return fmt.Errorf("interfaces[%d]: %s %q is that of interfaces[%d]", i, same.key, same.text, j)
-				}
-			}
+// checkBeside returns an error if an interface has a setting in common with others of the process that must
+// differ, or a provider that allows only one.
+func (s *settings) checkBeside(others []settings) error {
+	if s.Provider != ibVerbs {
+		return bad("provider", "provider %s: a process has several interfaces of provider ibverbs only; start one for each",
+			s.Provider)
+	}
+	for i, other := range others {
+		if err := cmp.Or(
+			refuse(s.Name == other.Name, "name", "name %q is that of interfaces[%d]", s.Name, i),
+			refuse(s.controlPath() == other.controlPath(), "control", "control %q is that of interfaces[%d]",
+				s.controlPath(), i),
+			refuse(s.Metrics != "" && s.Metrics == other.Metrics, "metrics", "metrics %q is that of interfaces[%d]",
+				s.Metrics, i),
+		); err != nil {
+			return err
 		}
 	}
 	return nil
@@ -207,7 +195,7 @@ func runAll(ctx context.Context, all []settings, r reloading, readAll func() ([]
 		own.together, own.member = t, i
 		own.owner, own.kept = owners[i], kept[owners[i]]
 		own.hangup = t.hangups[i]
-		own.read = func() (settings, error) { return configOf(c.Name, readAll) }
+		own.read = func() (settings, error) { return configOf(c.Name, all, readAll) }
 		wg.Go(func() {
 			if errs[i] = serve(ctx, c, own, queue); errs[i] != nil {
 				errs[i] = fmt.Errorf("%s: %w", c.Name, errs[i])
@@ -220,17 +208,30 @@ func runAll(ctx context.Context, all []settings, r reloading, readAll func() ([]
 	return errors.Join(errs...)
 }
 
-// configOf reads the file again and returns the configuration of interface name.
-func configOf(name string, readAll func() ([]settings, error)) (settings, error) {
+// A listError says that the file has other interfaces than the process.
+type listError struct{ from, to []string }
+
+func (e *listError) Error() string { return "the interfaces are others: that takes a restart" }
+
+// configOf reads the file again and returns the configuration of interface name of a process that was started
+// with all of those in before.
+func configOf(name string, before []settings, readAll func() ([]settings, error)) (settings, error) {
 	all, err := readAll()
 	if err != nil {
 		return settings{}, err
 	}
-	i := slices.IndexFunc(all, func(c settings) bool { return c.Name == name })
-	if i < 0 {
-		return settings{}, fmt.Errorf("the file has no interface %s any more: a restart ends it", name)
+	from, to := namesOf(before), namesOf(all)
+	if !slices.Equal(slices.Sorted(slices.Values(from)), slices.Sorted(slices.Values(to))) {
+		return settings{}, &listError{from, to}
 	}
-	return all[i], nil
+	return all[slices.Index(to, name)], nil
+}
+
+func namesOf(all []settings) (names []string) {
+	for _, c := range all {
+		names = append(names, c.Name)
+	}
+	return names
 }
 
 // A together makes several interfaces one service in the eyes of its manager.

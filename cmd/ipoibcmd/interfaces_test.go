@@ -1,17 +1,15 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
-	"fmt"
-	"net"
-	"net/http"
-	"net/http/httptest"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
 
 	"ipoibcm/control"
 	"ipoibcm/internal/expect"
@@ -30,13 +28,22 @@ interfaces:
     offload: {gso: false}
 `
 
+// severalOf returns the settings in a file with several interfaces.
+func severalOf(text []byte) ([]settings, error) {
+	top, err := parse(text)
+	if err != nil {
+		return nil, err
+	}
+	common, each, err := splitInterfaces(top)
+	if err != nil {
+		return nil, err
+	}
+	return decodeInterfaces(common, each)
+}
+
 // What stands beside the list holds for all, and what an interface says for itself wins.
 func TestInterfaces(t *testing.T) {
-	common, each, err := splitInterfaces([]byte(twoInterfaces))
-	if err != nil {
-		t.Fatal(err)
-	}
-	all, err := decodeInterfaces(common, each)
+	all, err := severalOf([]byte(twoInterfaces))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,17 +72,48 @@ func TestInterfaces(t *testing.T) {
 	expect.Equal(t, all[1].Offload.GSO, false, "GSO of interface 1")
 }
 
+// The network device of an RDMA device is the underlay of interfaces too.
+func TestUnderlayOfDevice(t *testing.T) {
+	defer func(before func(string) string) { networkDevice = before }(networkDevice)
+	networkDevice = func(device string) string { return map[string]string{"rxe0": "eth0"}[device] }
+	for _, text := range []string{
+		"provider: ibverbs\ndevice: rxe0\n",
+		"provider: ibverbs\ndevice: rxe0\ninterfaces:\n- name: a\n",
+		"provider: ibverbs\ninterfaces:\n- {name: a, device: rxe0}\n",
+	} {
+		file := filepath.Join(t.TempDir(), "c.yaml")
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		flags := defaults()
+		all, err := configureAll(new(cobra.Command), &flags, file)
+		if err != nil {
+			t.Errorf("%q: %v", text, err)
+			continue
+		}
+		expect.Equal(t, all[0].Underlay, "eth0", "%q: underlay", text)
+	}
+	if _, err := severalOf([]byte("provider: ibverbs\ninterfaces:\n- {name: a, device: mlx5_9}\n")); err == nil ||
+		!strings.Contains(err.Error(), `line 3: interfaces[0]: device "mlx5_9": no RDMA device`) {
+		t.Errorf("a device without a network device: %v", err)
+	}
+}
+
 // A file without the list is left as it is.
 func TestNoInterfaces(t *testing.T) {
-	for _, text := range []string{"", "name: ib0\n", "- a\n", "name: [\n"} {
-		common, each, err := splitInterfaces([]byte(text))
+	for _, text := range []string{"", "name: ib0\n", "- a\n"} {
+		top, err := parse([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		common, each, err := splitInterfaces(top)
 		if err != nil {
 			t.Errorf("%q: %v, want it as it is", text, err)
 		}
 		if each != nil {
 			t.Errorf("%q: a list of %d interfaces, want none", text, len(each))
 		}
-		expect.Equal(t, string(common), text, "%q: what is of all interfaces", text)
+		expect.Equal(t, common, top, "%q: what is of all interfaces", text)
 	}
 }
 
@@ -87,7 +125,11 @@ func TestBadInterfaces(t *testing.T) {
 		{"no list", "interfaces: 3\n", "want a list"},
 		{"an empty list", "interfaces: []\n", "want a list"},
 		{"an item that is a word", "interfaces: [ib0]\n", "interfaces[0]: want keys and values"},
-		{"an unknown key", ibEth0 + "interfaces:\n- nam: x\n", `unknown key "nam"`},
+		{"an unknown key", "provider: ibverbs\n\nunderlay: eth0\ninterfaces:\n- name: a\n  nam: x\n",
+			`line 6: unknown key "nam"`},
+		{"a word for a number", ibEth0 + "interfaces:\n\n- {name: a,\n   port: x}\n", `line 6: "x" where a number belongs`},
+		{"a fraction", ibEth0 + "interfaces:\n- limits:\n    neighbours: 16.9\n", `line 5: "16.9" where a whole number belongs`},
+		{"a second document", ibEth0 + "interfaces:\n- name: a\n---\nname: b\n", "more than one YAML document"},
 		{"a bad value", ibEth0 + "interfaces:\n- mode: x\n", "interfaces[0]: mode"},
 		{"a list within", ibEth0 + "interfaces:\n- interfaces: []\n", `unknown key "interfaces"`},
 		{"one name twice", ibEth0 + "interfaces:\n- name: a\n- name: a\n", `name "a" is that of interfaces[0]`},
@@ -96,29 +138,50 @@ func TestBadInterfaces(t *testing.T) {
 		{"softroce", "underlay: eth0\ninterfaces:\n- name: a\n- name: b\n", "provider ibverbs only"},
 		{"too many", "interfaces:\n" + strings.Repeat("- name: a\n", maxInterfaces+1), "at most 64"},
 	} {
-		common, each, err := splitInterfaces([]byte(tt.text))
-		if err == nil {
-			_, err = decodeInterfaces(common, each)
-		}
-		if err == nil || !strings.Contains(err.Error(), tt.want) {
+		if _, err := severalOf([]byte(tt.text)); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%s: %v, want %q", tt.name, err, tt.want)
 		}
 	}
 }
 
-// An interface that is in the file no more goes on until a restart.
+// The interfaces of a process are others after a restart only: until then no setting of one changes.
 func TestConfigOf(t *testing.T) {
-	read := func() ([]settings, error) {
-		return []settings{{Config: Config{Name: "a"}}, {Config: Config{Name: "b", Mode: "uc"}}}, nil
-	}
-	if c, err := configOf("b", read); err != nil || c.Mode != "uc" {
-		t.Errorf("got %+v, %v; want that of b", c, err)
-	}
-	if _, err := configOf("c", read); err == nil || !strings.Contains(err.Error(), "no interface c any more") {
-		t.Errorf("got %v, want that it is gone", err)
+	a, b := settings{Config: Config{Name: "a"}}, settings{Config: Config{Name: "b", Mode: "uc"}}
+	for _, tt := range []struct {
+		name   string
+		before []settings
+		now    []settings
+		change string // of the list; empty: none
+	}{
+		{"the same", []settings{a, b}, []settings{a, b}, ""},
+		{"another order", []settings{a, b}, []settings{b, a}, ""},
+		{"one is gone", []settings{a, b}, []settings{b}, "[a, b] [b]"},
+		{"this one is gone", []settings{a, b}, []settings{a}, "[a, b] [a]"},
+		{"one is new", []settings{b}, []settings{a, b}, "[b] [a, b]"},
+	} {
+		c, err := configOf("b", tt.before, func() ([]settings, error) { return tt.now, nil })
+		plan, planErr := reloader("f", b, new(slog.LevelVar), func() (settings, error) { return c, err })()
+		if planErr != nil {
+			t.Errorf("%s: %v", tt.name, planErr)
+			continue
+		}
+		expect.Equal(t, plan.File, "f", "%s: file", tt.name)
+		if tt.change == "" {
+			expect.Equal(t, c.Mode, "uc", "%s: mode of b", tt.name)
+			expect.Equal(t, len(plan.Changes), 0, "%s: number of changes", tt.name)
+			continue
+		}
+		if len(plan.Changes) != 1 {
+			t.Errorf("%s: changes %+v, want that of the list", tt.name, plan.Changes)
+			continue
+		}
+		got := plan.Changes[0]
+		expect.Equal(t, got.Key, "interfaces", "%s: key", tt.name)
+		expect.Equal(t, got.Effect, control.EffectRestart, "%s: effect", tt.name)
+		expect.Equal(t, got.From+" "+got.To, tt.change, "%s: change", tt.name)
 	}
 	bad := errors.New("bad")
-	if _, err := configOf("a", func() ([]settings, error) { return nil, bad }); !errors.Is(err, bad) {
+	if _, err := configOf("a", []settings{a}, func() ([]settings, error) { return nil, bad }); !errors.Is(err, bad) {
 		t.Errorf("got %v, want %v", err, bad)
 	}
 }
@@ -170,59 +233,5 @@ func TestLinks(t *testing.T) {
 	var alone *together
 	if got := alone.links(settings{}); got != 1 {
 		t.Errorf("an interface alone: %d, want 1", got)
-	}
-}
-
-// reload of a file with several interfaces asks each, and first whether all can change.
-func TestReloadOfSeveral(t *testing.T) {
-	for _, tt := range []struct {
-		name    string
-		refused int // the interface of which a change takes a restart; -1: none
-		status  int
-		asked   []string // the queries that each is asked with
-	}{
-		{"all can", -1, 0, []string{"check=1", ""}},
-		{"one cannot", 1, 1, []string{"check=1", "check=1"}},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			asked := make([][]string, 2)
-			var servers []*httptest.Server
-			text := "provider: ibverbs\nunderlay: eth0\ninterfaces:\n"
-			for i := range asked {
-				path := filepath.Join(t.TempDir(), "a.sock")
-				l, err := net.Listen("unix", path)
-				if err != nil {
-					t.Fatal(err)
-				}
-				srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-					asked[i] = append(asked[i], r.URL.RawQuery)
-					json.NewEncoder(w).Encode(control.Reload{Version: control.Version, File: "f", Refused: i == tt.refused})
-				}))
-				srv.Listener.Close()
-				srv.Listener = l
-				srv.Start()
-				servers = append(servers, srv)
-				text += fmt.Sprintf("  - {name: ib%d, control: %s}\n", i, path)
-			}
-			file := filepath.Join(t.TempDir(), "several.yaml")
-			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			status, out, errs := command(t, "reload", "--config", file)
-			for _, srv := range servers {
-				srv.Close()
-			}
-			if status != tt.status {
-				t.Errorf("status %d, want %d: %s%s", status, tt.status, out, errs)
-			}
-			for i := range asked {
-				if !slices.Equal(asked[i], tt.asked) {
-					t.Errorf("ib%d was asked %q, want %q", i, asked[i], tt.asked)
-				}
-				if want := fmt.Sprintf("ib%d:\n", i); !strings.Contains(out, want) {
-					t.Errorf("no %q in %q", want, out)
-				}
-			}
-		})
 	}
 }

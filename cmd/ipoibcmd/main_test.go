@@ -110,6 +110,8 @@ func (f exitFiles) cases() []exitCase {
 			[]string{`"224.0.0.1" is not an IP address or GID of a host`}},
 		{"events of no address", []string{"monitor", "--peer", "::"}, 2,
 			[]string{`"::" is not an IP address or GID of a host`}},
+		{"past events of a peer", []string{"monitor", "--peer", "10.0.0.2", "--since", "10m"}, 2,
+			[]string{"ipoibcmd monitor: --since is not for --peer"}},
 		{"too many peers", []string{"run", "--config", f.many},
 			2, []string{f.many + ": line 3: peers: 4097 are given, at most 4096 can be"}},
 		{"run without underlay", []string{"run"}, 2,

@@ -9,8 +9,12 @@ import (
 	"log/slog"
 	"net/http"
 	"net/url"
+	"os"
+	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -92,7 +96,7 @@ func eachSetting(prefix string, a, b reflect.Value, visit func(key string, a, b 
 func settingText(v reflect.Value) string {
 	switch {
 	case v.Kind() == reflect.Slice:
-		return "[" + strings.Join(v.Interface().([]string), ", ") + "]"
+		return listText(v.Interface().([]string))
 	case v.Kind() == reflect.Uint16:
 		return fmt.Sprintf("0x%04x", v.Uint())
 	case v.Kind() == reflect.Uint32:
@@ -100,6 +104,8 @@ func settingText(v reflect.Value) string {
 	}
 	return fmt.Sprint(v.Interface())
 }
+
+func listText(words []string) string { return "[" + strings.Join(words, ", ") + "]" }
 
 // live returns the settings that can change while the agent runs, as the agent has them.
 func (s *settings) live() agent.Live {
@@ -119,6 +125,10 @@ func reloader(file string, current settings, level *slog.LevelVar,
 	largest := current.ReceiveMTU
 	return func() (agent.Plan, error) {
 		next, err := read()
+		if list := (*listError)(nil); errors.As(err, &list) {
+			return agent.Plan{File: file, Changes: []control.Change{{Key: interfacesKey, Effect: control.EffectRestart,
+				From: listText(list.from), To: listText(list.to), Why: "they are made when the process starts"}}}, nil
+		}
 		if err != nil {
 			return agent.Plan{}, err
 		}
@@ -152,34 +162,73 @@ func newReload() *cobra.Command {
 				if err != nil {
 					return usageError{err}
 				}
-				daemons = nil
-				for _, c := range configs {
-					daemons = append(daemons, clientFlags{control: c.controlPath(), name: c.Name, json: flags.json})
+				others, _ := filepath.Glob(filepath.Join(control.SocketDir, "*.sock"))
+				var refused bool
+				if daemons, refused, err = daemonsOf(cmd.Context(), file, configs, others); err != nil {
+					return err
 				}
+				check = check || refused // by one of them: nothing is changed in the others
 			}
-			return reloadAll(cmd.Context(), daemons, check, diff)
+			return reloadAll(cmd.Context(), daemons, flags.json, check, diff)
 		},
 	}
-	cmd.Flags().StringVar(&file, "config", "", "configuration file of the daemon, which names its socket")
+	cmd.Flags().StringVar(&file, "config", "", "configuration file of the daemon")
 	cmd.Flags().BoolVar(&check, "check", false, "say what would change, and change nothing")
 	cmd.Flags().BoolVar(&diff, "diff", false, "show old and new values")
 	flags.bindJSON(cmd)
 	return cmd
 }
 
-// reloadAll has each interface of a file reload its configuration. If a change of one of several takes a
-// restart, nothing is changed in the others.
-func reloadAll(ctx context.Context, daemons []clientFlags, check, diff bool) error {
-	several := len(daemons) > 1
-	if several && !check {
-		for i := range daemons {
-			r, err := askReload(ctx, &daemons[i], true)
-			if err != nil {
-				return fmt.Errorf("%s: %w", daemons[i].name, err)
-			}
-			check = check || r.Refused
+// daemonsOf returns the daemons that were started with file, one for each of its interfaces, and whether one
+// of them refuses to reload it. Since the start of a daemon, name and socket in the file may have changed, even
+// to those of another daemon. Then the daemon is the one among the sockets in others that has the file.
+func daemonsOf(ctx context.Context, file string, configs []Config, others []string) (all []clientFlags,
+	refused bool, err error) {
+	ask := func(ctx context.Context, d clientFlags) error {
+		r, err := askReload(ctx, &d, true)
+		if err == nil && !sameFile(r.File, file) {
+			err = hintError{fmt.Errorf("the agent at %s was started with %s", d.control, r.File),
+				"name the right socket with --control"}
 		}
+		if err != nil {
+			return fmt.Errorf("%s%w", either(len(configs) > 1, d.name+": ", ""), err)
+		}
+		all, refused = append(all, d), refused || r.Refused
+		return nil
 	}
+	for _, c := range configs {
+		named := c.controlPath()
+		err = cmp.Or(err, ask(ctx, clientFlags{control: named, name: c.Name}))
+		others = slices.DeleteFunc(others, func(path string) bool { return path == named || sameFile(path, named) })
+	}
+	if err == nil {
+		return all, refused, nil
+	}
+	found := len(all)
+	for _, path := range others {
+		ctx, cancel := context.WithTimeout(ctx, searchPatience)
+		_ = ask(ctx, clientFlags{control: path, name: strings.TrimSuffix(filepath.Base(path), ".sock")}) // of another file
+		cancel()
+	}
+	if refused || len(all) > found {
+		return all, refused, nil
+	}
+	return nil, false, err
+}
+
+// searchPatience is how long a daemon that may be of another file is waited for.
+const searchPatience = 2 * time.Second
+
+// sameFile reports whether two paths lead to one file.
+func sameFile(a, b string) bool {
+	x, errA := os.Stat(a)
+	y, errB := os.Stat(b)
+	return errA == nil && errB == nil && os.SameFile(x, y)
+}
+
+// reloadAll has each daemon reload its configuration.
+func reloadAll(ctx context.Context, daemons []clientFlags, asJSON, check, diff bool) error {
+	several := len(daemons) > 1
 	var refused error
 	for i := range daemons {
 		d := &daemons[i]
@@ -193,7 +242,7 @@ func reloadAll(ctx context.Context, daemons []clientFlags, check, diff bool) err
 			}
 			printReload(w, r, check, diff)
 		}
-		if err := printDoc(d.json, r, print); err != nil {
+		if err := printDoc(asJSON, r, print); err != nil {
 			return err
 		}
 		if r.Refused {

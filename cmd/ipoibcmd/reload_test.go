@@ -1,7 +1,12 @@
 package main
 
 import (
+	"encoding/json"
+	"fmt"
 	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -10,6 +15,7 @@ import (
 	"testing"
 
 	"ipoibcm/control"
+	"ipoibcm/internal/expect"
 )
 
 // Every setting is either changed live or says why it takes a restart.
@@ -151,5 +157,125 @@ func TestReloadInWords(t *testing.T) {
 		if got := b.String(); got != tt.want {
 			t.Errorf("%s: got\n%s\nwant\n%s", tt.name, got, tt.want)
 		}
+	}
+}
+
+// A fakeDaemon answers what it is asked to reload.
+type fakeDaemon struct {
+	socket string
+	asked  []string // queries
+}
+
+// newFakeDaemon returns a daemon that was started with file.
+func newFakeDaemon(t *testing.T, file string, refused bool) *fakeDaemon {
+	t.Helper()
+	d := &fakeDaemon{socket: filepath.Join(t.TempDir(), "a.sock")}
+	l, err := net.Listen("unix", d.socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	srv := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		d.asked = append(d.asked, r.URL.RawQuery)
+		json.NewEncoder(w).Encode(control.Reload{Version: control.Version, File: file, Refused: refused})
+	}))
+	srv.Listener.Close()
+	srv.Listener = l
+	srv.Start()
+	t.Cleanup(srv.Close)
+	return d
+}
+
+// reload of a file with several interfaces asks each first whether all can change, and is for no daemon of
+// another file.
+func TestReloadOfSeveral(t *testing.T) {
+	other := filepath.Join(t.TempDir(), "other.yaml")
+	if err := os.WriteFile(other, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name    string
+		refused int    // the interface of which a change takes a restart; -1: none
+		other   string // the file of the second daemon; empty: the same
+		status  int
+		asked   []string // the queries that each is asked with
+		says    string
+	}{
+		{"all can", -1, "", 0, []string{"check=1", ""}, "ib1:\n"},
+		{"one cannot", 1, "", 1, []string{"check=1", "check=1"}, "ib1:\n"},
+		{"one has another file", -1, other, 1, []string{"check=1"}, "was started with " + other},
+		{"one has a file that is gone", -1, "/nothere/other.yaml", 1, []string{"check=1"}, "was started with /nothere/other.yaml"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			file := filepath.Join(t.TempDir(), "several.yaml")
+			text := "provider: ibverbs\nunderlay: eth0\ninterfaces:\n"
+			var daemons []*fakeDaemon
+			for i := range 2 {
+				of := file
+				if i == 1 && tt.other != "" {
+					of = tt.other
+				}
+				daemons = append(daemons, newFakeDaemon(t, of, i == tt.refused))
+				text += fmt.Sprintf("  - {name: ib%d, control: %s}\n", i, daemons[i].socket)
+			}
+			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			status, out, errs := command(t, "reload", "--config", file)
+			if status != tt.status {
+				t.Errorf("status %d, want %d: %s%s", status, tt.status, out, errs)
+			}
+			for i, d := range daemons {
+				if !slices.Equal(d.asked, tt.asked) {
+					t.Errorf("ib%d was asked %q, want %q", i, d.asked, tt.asked)
+				}
+			}
+			if !strings.Contains(out+errs, tt.says) {
+				t.Errorf("no %q in %q", tt.says, out+errs)
+			}
+		})
+	}
+}
+
+// A daemon whose name or socket is another one in the file now is found by the file.
+func TestReloadFindsTheDaemon(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "a.yaml")
+	other := filepath.Join(t.TempDir(), "b.yaml")
+	for _, f := range []string{file, other} {
+		if err := os.WriteFile(f, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ours, theirs := newFakeDaemon(t, file, true), newFakeDaemon(t, other, false)
+	missing := filepath.Join(t.TempDir(), "none.sock")
+	for _, tt := range []struct {
+		name   string
+		named  string // the socket in the file
+		others []string
+		found  bool
+		want   string // of the error
+	}{
+		{"its own socket", ours.socket, nil, true, ""},
+		{"a socket that is not there", missing, []string{theirs.socket, ours.socket}, true, ""},
+		{"the socket of another daemon", theirs.socket, []string{theirs.socket, ours.socket}, true, ""},
+		{"no daemon of the file", missing, []string{theirs.socket}, false, "none.sock does not exist"},
+		{"only another daemon", theirs.socket, []string{theirs.socket}, false, "was started with " + other},
+	} {
+		configs := []Config{{Name: "a", Control: tt.named}}
+		all, refused, err := daemonsOf(t.Context(), file, configs, slices.Clone(tt.others))
+		expect.Equal(t, refused, tt.found, "%s: refused", tt.name)
+		if tt.found {
+			if err != nil || len(all) != 1 {
+				t.Errorf("%s: %+v, %v, want one daemon", tt.name, all, err)
+				continue
+			}
+			expect.Equal(t, all[0].control, ours.socket, "%s: socket", tt.name)
+			continue
+		}
+		if err == nil || !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: %v, want %q", tt.name, err, tt.want)
+		}
+	}
+	if i := slices.IndexFunc(theirs.asked, func(query string) bool { return query != "check=1" }); i >= 0 {
+		t.Errorf("the other daemon was asked %q", theirs.asked[i])
 	}
 }

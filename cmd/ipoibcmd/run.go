@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"syscall"
@@ -47,15 +48,15 @@ func newRun() *cobra.Command {
 					stop()
 				}()
 			}
-			r := reloading{file: file, level: new(slog.LevelVar), read: func() (settings, error) {
-				all, err := readAll()
-				if err == nil && len(all) > 1 {
-					err = errors.New("the file has several interfaces now, which takes a restart")
+			r := reloading{file: absolute(file), level: new(slog.LevelVar), read: func() (settings, error) {
+				now, err := readAll()
+				if err == nil && len(now) > 1 {
+					err = &listError{namesOf(all), namesOf(now)}
 				}
 				if err != nil {
 					return settings{}, err
 				}
-				return all[0], nil
+				return now[0], nil
 			}}
 			if hangupIsOurs(os.Args[1:]) {
 				var stop func()
@@ -79,6 +80,14 @@ func newRun() *cobra.Command {
 	cmd.Flags().BoolVar(&exitOnEOF, "exit-on-eof", false, "end when standard input does: for programs that start agents")
 	cmd.Flags().MarkHidden("exit-on-eof")
 	return cmd
+}
+
+// absolute returns the path of a file from wherever clients are; empty for none.
+func absolute(file string) string {
+	if abs, err := filepath.Abs(file); err == nil && file != "" {
+		return abs
+	}
+	return file
 }
 
 func newInit() *cobra.Command {

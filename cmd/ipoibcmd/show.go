@@ -268,6 +268,10 @@ func newMonitor() *cobra.Command {
   ipoibcmd monitor --peer 10.0.0.2`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
+			if cmd.Flags().Changed("peer") && cmd.Flags().Changed("since") {
+				return usageError{hintError{errors.New("--since is not for --peer"),
+					"of another host the events that its agent has kept are shown in any case"}}
+			}
 			if cmd.Flags().Changed("peer") {
 				return monitorPeer(cmd.Context(), &flags, peer)
 			}

@@ -177,11 +177,7 @@ func TestMembershipOfInterfaces(t *testing.T) {
 		{"provider: ibverbs\nunderlay: eth0\nmembership: dns://x\ninterfaces:\n- name: a\n- name: b\n",
 			"interfaces[0]: membership: provider ibverbs"},
 	} {
-		common, each, err := splitInterfaces([]byte(tt.text))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err = decodeInterfaces(common, each); err == nil || !strings.Contains(err.Error(), tt.want) {
+		if _, err := severalOf([]byte(tt.text)); err == nil || !strings.Contains(err.Error(), tt.want) {
 			t.Errorf("%q: %v, want %q", tt.text, err, tt.want)
 		}
 	}
