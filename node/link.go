@@ -192,7 +192,7 @@ func routesLike(route *netlink.Route) ([]netlink.Route, error) {
 	return slices.DeleteFunc(all, func(r netlink.Route) bool { return r.Priority != route.Priority }), err
 }
 
-// lacks returns an error if a pod's interface is not there, is down or has lost an address.
+// lacks returns an error if a pod's interface is not there, is down or has lost an address or a route.
 func lacks(a *Attachment) error {
 	return inPod(a.Netns, a.IfName, func(link netlink.Link) error {
 		if link.Attrs().Flags&net.FlagUp == 0 {
@@ -203,15 +203,31 @@ func lacks(a *Attachment) error {
 			return err
 		}
 		for _, want := range a.Addresses {
-			if !slices.ContainsFunc(have, func(h netlink.Addr) bool {
-				got, ok := netip.AddrFromSlice(h.IP)
-				return ok && got.Unmap() == want.Addr()
-			}) {
+			if !slices.ContainsFunc(have, func(h netlink.Addr) bool { return prefixOf(h.IPNet) == want }) {
 				return fmt.Errorf("interface %s of the pod has lost its address %v", a.IfName, want)
+			}
+		}
+		for _, r := range a.Routes {
+			want := r.on(link)
+			have, err := routesLike(want)
+			if err != nil {
+				return err
+			}
+			if !slices.ContainsFunc(have, func(h netlink.Route) bool {
+				return h.LinkIndex == want.LinkIndex && h.Gw.Equal(want.Gw)
+			}) {
+				return fmt.Errorf("interface %s of the pod has lost its route to %v", a.IfName, r.Dst)
 			}
 		}
 		return nil
 	})
+}
+
+// prefixOf returns an address with its prefix length.
+func prefixOf(n *net.IPNet) netip.Prefix {
+	a, _ := netip.AddrFromSlice(n.IP)
+	bits, _ := n.Mask.Size()
+	return netip.PrefixFrom(a.Unmap(), bits)
 }
 
 func ipNet(p netip.Prefix) *net.IPNet {

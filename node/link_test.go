@@ -111,3 +111,44 @@ func TestRoutes(t *testing.T) {
 		})
 	}
 }
+
+// CHECK finds what an interface has lost of what it was given.
+func TestLacks(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		undo []string // lines of iproute2
+		want string   // in the error; empty: there is none
+	}{
+		{"nothing", nil, ""},
+		{"up", []string{"link set net1 down"}, "is down"},
+		{"an address", []string{"address del 10.77.0.5/24 dev net1"}, "its address 10.77.0.5/24"},
+		{"an address's prefix length", []string{"address del 10.77.0.5/24 dev net1", "address add 10.77.0.5/32 dev net1"},
+			"its address 10.77.0.5/24"},
+		{"a route", []string{"route del 10.88.0.0/16"}, "its route to 10.88.0.0/16"},
+		{"a route of IPv6", []string{"route del fd88::/64"}, "its route to fd88::/64"},
+		{"a route of another table", []string{"route del default table 100"}, "its route to 0.0.0.0/0"},
+		{"the gateway of a route", []string{"route replace 10.88.0.0/16 via 10.77.0.2"}, "its route to 10.88.0.0/16"},
+		{"a route to another interface", []string{"route replace 10.88.0.0/16 via 10.1.0.1"}, "its route to 10.88.0.0/16"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			newPod(t)
+			a := Attachment{Key: Key{IfName: "net1"}, Netns: here,
+				Addresses: []netip.Prefix{netip.MustParsePrefix("10.77.0.5/24"), netip.MustParsePrefix("fd77::5/64")},
+				Routes: []Route{route("10.88.0.0/16", "10.77.0.1"), route("10.77.0.0/24", ""), route("fd88::/64", "fd77::1"),
+					{Dst: netip.MustParsePrefix("0.0.0.0/0"), GW: netip.MustParseAddr("10.77.0.1"), Table: 100}}}
+			if err := addRoutes(here, "net1", a.Routes); err != nil {
+				t.Fatal(err)
+			}
+			for _, line := range tt.undo {
+				ip(t, line)
+			}
+			err := lacks(&a)
+			if tt.want == "" && err != nil {
+				t.Errorf("got %v, want nothing wrong", err)
+			}
+			if tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+				t.Errorf("got %v, want an error with %q", err, tt.want)
+			}
+		})
+	}
+}
