@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -202,12 +203,11 @@ func (s *settings) members(log *slog.Logger) (m *agent.Members, end func(), err 
 	return m, func() { _ = store.Close() }, nil
 }
 
-// memberFiles returns the directories from which the source reads while it runs, and the
-// TCP ports that it connects to.
-func (c *Config) memberFiles(l linkSpec) (dirs []string, ports []uint16) {
+// memberFiles returns the files that the source reads while it runs, and the TCP ports that it connects to.
+func (c *Config) memberFiles(l linkSpec) (files []string, ports []uint16) {
 	for _, f := range []string{l.path, c.Etcd.CA, c.Etcd.Cert, c.Etcd.Key, c.Etcd.Password} {
 		if f != "" {
-			dirs = append(dirs, filepath.Dir(f))
+			files = append(files, f)
 		}
 	}
 	for _, e := range l.endpoints {
@@ -219,7 +219,15 @@ func (c *Config) memberFiles(l linkSpec) (dirs []string, ports []uint16) {
 	if l.kind != fromStatic {
 		ports = append(ports, 53) // DNS answers that do not fit a datagram
 	}
-	return dirs, ports
+	return files, ports
+}
+
+// named reports whether the source looks up names while it runs.
+func (l *linkSpec) named() bool {
+	return l.kind == fromDNS || slices.ContainsFunc(l.endpoints, func(e string) bool {
+		_, err := netip.ParseAddrPort(e)
+		return err != nil
+	})
 }
 
 // askWithin is how long doctor waits for a source of members.
