@@ -156,11 +156,11 @@ func parseDNS(l *linkSpec, rest string) error {
 }
 
 // source returns the source of members; nil for the static list.
-func (c *Config) source(l linkSpec) (membership.Source, error) {
+func (c *Config) source(l linkSpec, log *slog.Logger) (membership.Source, error) {
 	switch l.kind {
 	case fromEtcd:
 		e := etcd.Config{Endpoints: l.endpoints, Link: c.Link, PKey: ib.PKey(c.PKey), ID: l.id, Lease: l.lease,
-			TLS: l.tls, CA: c.Etcd.CA, Cert: c.Etcd.Cert, Key: c.Etcd.Key, User: c.Etcd.User}
+			TLS: l.tls, CA: c.Etcd.CA, Cert: c.Etcd.Cert, Key: c.Etcd.Key, User: c.Etcd.User, Log: log}
 		e.Password = func() (string, error) {
 			b, err := os.ReadFile(c.Etcd.Password)
 			return strings.TrimRight(string(b), "\r\n"), err
@@ -178,7 +178,7 @@ func (c *Config) source(l linkSpec) (membership.Source, error) {
 // members has opened.
 func (s *settings) members(log *slog.Logger) (m *agent.Members, end func(), err error) {
 	end = func() {}
-	src, err := s.source(s.link)
+	src, err := s.source(s.link, log)
 	if src == nil || err != nil {
 		return nil, end, err
 	}
@@ -237,7 +237,7 @@ const askWithin = 5 * time.Second
 func memberFacts(ctx context.Context, f *doctor.Facts, s settings) {
 	l := s.link
 	l.id = ""
-	src, err := s.source(l)
+	src, err := s.source(l, nil)
 	if src == nil && err == nil {
 		return
 	}
