@@ -79,9 +79,13 @@ type Etcd struct {
 
 // A Route is a route of the pod through the interface.
 type Route struct {
-	Dst netip.Prefix `json:"dst"`
-	GW  netip.Addr   `json:"gw,omitzero"`
-	MTU int          `json:"mtu,omitempty"`
+	Dst      netip.Prefix `json:"dst"`
+	GW       netip.Addr   `json:"gw,omitzero"`
+	MTU      int          `json:"mtu,omitempty"`
+	AdvMSS   int          `json:"advmss,omitempty"`
+	Priority int          `json:"priority,omitempty"` // zero: the kernel's default
+	Table    int          `json:"table,omitempty"`    // zero: main
+	Scope    *int         `json:"scope,omitempty"`    // nil: link without a gateway, else global
 }
 
 // A GC names the attachments of a network that should exist. The service ends all others of that network.

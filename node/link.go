@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +14,7 @@ import (
 	"syscall"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"ipoibcm/hostnet"
 )
@@ -124,13 +126,7 @@ func addRoutes(path, ifName string, routes []Route) error {
 	}
 	return inPod(path, ifName, func(link netlink.Link) error {
 		for _, r := range routes {
-			route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(r.Dst), MTU: r.MTU}
-			if r.GW.IsValid() {
-				route.Gw = r.GW.AsSlice()
-			} else {
-				route.Scope = netlink.SCOPE_LINK
-			}
-			if err := netlink.RouteReplace(route); err != nil {
+			if err := addRoute(link, r); err != nil {
 				return fmt.Errorf("add route %v by %v: %w", r.Dst, r.GW, err)
 			}
 		}
@@ -138,7 +134,65 @@ func addRoutes(path, ifName string, routes []Route) error {
 	})
 }
 
-// lacks returns an error if a pod's interface is not there, is down or has lost an address.
+// addRoute adds one route. It takes the place of a route of the same interface, such as the one that the
+// kernel makes of an address, but of no other's: the pod's other networks are not ours.
+func addRoute(link netlink.Link, r Route) error {
+	route := r.on(link)
+	err := netlink.RouteAdd(route)
+	if !errors.Is(err, syscall.EEXIST) {
+		return err
+	}
+	same, err := routesLike(route)
+	if err != nil {
+		return err
+	}
+	for _, other := range same {
+		if other.LinkIndex == route.LinkIndex {
+			continue
+		}
+		dev := "another kind"
+		if i, err := net.InterfaceByIndex(other.LinkIndex); err == nil {
+			dev = i.Name
+		}
+		return fmt.Errorf("the pod has one of %s with the same table and priority: give this one others", dev)
+	}
+	return netlink.RouteReplace(route)
+}
+
+// on returns the route as the kernel takes it.
+func (r Route) on(link netlink.Link) *netlink.Route {
+	route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: ipNet(r.Dst), MTU: r.MTU, AdvMSS: r.AdvMSS,
+		Priority: r.Priority, Table: cmp.Or(r.Table, unix.RT_TABLE_MAIN)}
+	if r.Dst.Addr().Is6() {
+		route.Priority = cmp.Or(r.Priority, ip6Priority)
+	}
+	switch {
+	case r.Scope != nil:
+		route.Scope = netlink.Scope(*r.Scope)
+	case !r.GW.IsValid():
+		route.Scope = netlink.SCOPE_LINK
+	}
+	if r.GW.IsValid() {
+		route.Gw = r.GW.AsSlice()
+	}
+	return route
+}
+
+// ip6Priority is what the kernel gives an IPv6 route without a priority (IP6_RT_PRIO_USER).
+const ip6Priority = 1024
+
+// routesLike returns the routes that the kernel has in the place of this one: with its destination, table
+// and priority.
+func routesLike(route *netlink.Route) ([]netlink.Route, error) {
+	family := netlink.FAMILY_V4
+	if len(route.Dst.IP) == net.IPv6len {
+		family = netlink.FAMILY_V6
+	}
+	all, err := netlink.RouteListFiltered(family, route, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_DST)
+	return slices.DeleteFunc(all, func(r netlink.Route) bool { return r.Priority != route.Priority }), err
+}
+
+// lacks returns an error if a pod's interface is not there, is down or has lost an address or a route.
 func lacks(a *Attachment) error {
 	return inPod(a.Netns, a.IfName, func(link netlink.Link) error {
 		if link.Attrs().Flags&net.FlagUp == 0 {
@@ -149,15 +203,31 @@ func lacks(a *Attachment) error {
 			return err
 		}
 		for _, want := range a.Addresses {
-			if !slices.ContainsFunc(have, func(h netlink.Addr) bool {
-				got, ok := netip.AddrFromSlice(h.IP)
-				return ok && got.Unmap() == want.Addr()
-			}) {
+			if !slices.ContainsFunc(have, func(h netlink.Addr) bool { return prefixOf(h.IPNet) == want }) {
 				return fmt.Errorf("interface %s of the pod has lost its address %v", a.IfName, want)
+			}
+		}
+		for _, r := range a.Routes {
+			want := r.on(link)
+			have, err := routesLike(want)
+			if err != nil {
+				return err
+			}
+			if !slices.ContainsFunc(have, func(h netlink.Route) bool {
+				return h.LinkIndex == want.LinkIndex && h.Gw.Equal(want.Gw)
+			}) {
+				return fmt.Errorf("interface %s of the pod has lost its route to %v", a.IfName, r.Dst)
 			}
 		}
 		return nil
 	})
+}
+
+// prefixOf returns an address with its prefix length.
+func prefixOf(n *net.IPNet) netip.Prefix {
+	a, _ := netip.AddrFromSlice(n.IP)
+	bits, _ := n.Mask.Size()
+	return netip.PrefixFrom(a.Unmap(), bits)
 }
 
 func ipNet(p netip.Prefix) *net.IPNet {

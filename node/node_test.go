@@ -108,6 +108,38 @@ func TestProcess(t *testing.T) {
 	}
 }
 
+// The service manager of the service is not the agents': each would tell it READY and STOPPING.
+func TestAgentEnvironment(t *testing.T) {
+	dir := t.TempDir()
+	program, out := filepath.Join(dir, "program"), filepath.Join(dir, "out")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\nenv > "+out+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "FDSTORE", "LISTEN_PID", "LISTEN_FDS",
+		"LISTEN_FDNAMES", "SOMETHING_ELSE"} {
+		t.Setenv(name, "1")
+	}
+	s := &Service{opt: Options{Dir: dir, Program: program}}
+	_, ended, err := s.spawn(&pod{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-ended
+	text, err := os.ReadFile(out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		name, _, _ := strings.Cut(line, "=")
+		if name == "NOTIFY_SOCKET" || name == "FDSTORE" || strings.HasPrefix(name, "WATCHDOG_") || strings.HasPrefix(name, "LISTEN_") {
+			t.Errorf("an agent has %s", name)
+		}
+	}
+	if !strings.Contains(string(text), "SOMETHING_ELSE=1\n") {
+		t.Errorf("an agent lacks other variables of ours: %s", text)
+	}
+}
+
 // Agents are found by their configuration files, for a service that does not know them.
 func TestAgentsOf(t *testing.T) {
 	dir := t.TempDir()

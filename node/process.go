@@ -136,7 +136,7 @@ func (s *Service) spawn(p *pod) (proc process, ended <-chan struct{}, err error)
 	}
 	c := exec.Command(s.opt.Program, "run", "--config", s.configPath(p.Key))
 	c.Stderr = os.Stderr
-	c.Env = s.opt.Env
+	c.Env = unmanaged(os.Environ())
 	c.SysProcAttr = &syscall.SysProcAttr{Setsid: true} // signals of our terminal do not reach the agent
 	if err := c.Start(); err != nil {
 		return process{}, nil, err
@@ -148,6 +148,15 @@ func (s *Service) spawn(p *pod) (proc process, ended <-chan struct{}, err error)
 		s.wake()
 	}()
 	return process{c.Process.Pid, beganAt(c.Process.Pid)}, done, nil
+}
+
+// unmanaged returns env without what the service manager has told us, and not our agents (sd_notify(3),
+// sd_watchdog_enabled(3), sd_listen_fds(3)).
+func unmanaged(env []string) []string {
+	return slices.DeleteFunc(env, func(v string) bool {
+		return slices.ContainsFunc([]string{"NOTIFY_SOCKET=", "WATCHDOG_", "FDSTORE=", "LISTEN_"},
+			func(prefix string) bool { return strings.HasPrefix(v, prefix) })
+	})
 }
 
 // awaitAgent waits until an agent says that its interface is up.

@@ -29,10 +29,9 @@ const (
 
 // Options configures a service. The zero value is ready to use, by root.
 type Options struct {
-	Program string   // of agents; empty: this one
-	Env     []string // of agents; nil: ours
-	Dir     string   // of records; empty: [Dir]
-	Socket  string   // empty: [SocketPath]
+	Program string // of agents; empty: this one
+	Dir     string // of records; empty: [Dir]
+	Socket  string // empty: [SocketPath]
 	Log     *slog.Logger
 }
 

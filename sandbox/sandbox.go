@@ -31,7 +31,8 @@ type Options struct {
 	SysAdmin bool
 
 	NoLandlock bool
-	ReadDirs   []string // more directories to read
+	ReadFiles  []string // more files to read, and whatever takes their places: all of their folders
+	Names      bool     // names are looked up, with whatever takes the place of the resolver's files
 	// ConnectPorts are TCP ports that may be connected to, of any host.
 	ConnectPorts []uint16
 	Abstract     bool   // keep access to abstract sockets of others: the service manager's may be one

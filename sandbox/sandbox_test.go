@@ -26,6 +26,9 @@ const inChild = "SANDBOX_TEST"
 // raised has it give up what is effective, and raise itself again.
 const raised = "raised"
 
+// replaced has it read a file again that is replaced meanwhile.
+const replaced = "replaced"
+
 // whoami has it say as whom it runs, by effective user ID.
 const whoami = "whoami"
 
@@ -38,6 +41,9 @@ func TestMain(m *testing.M) {
 		os.Exit(0)
 	case whoami:
 		fmt.Print(os.Geteuid())
+		os.Exit(0)
+	case replaced:
+		readReplaced()
 		os.Exit(0)
 	}
 	var o Options

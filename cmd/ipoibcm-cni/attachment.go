@@ -7,7 +7,9 @@ import (
 	"net/netip"
 
 	"github.com/containernetworking/cni/pkg/skel"
+	"github.com/containernetworking/cni/pkg/types"
 	current "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sys/unix"
 
 	"ipoibcm/node"
 )
@@ -35,17 +37,25 @@ func attachment(c netConf, args *skel.CmdArgs, r *current.Result) (node.Attachme
 		if err != nil {
 			return a, err
 		}
-		a.Routes = append(a.Routes, node.Route{Dst: dst.Masked(), GW: gateway(r, route.GW, dst.Addr().Is6()),
-			MTU: route.MTU})
+		to := node.Route{Dst: dst.Masked(), GW: gateway(r, route, dst.Addr().Is6()), MTU: route.MTU, AdvMSS: route.AdvMSS,
+			Priority: route.Priority, Scope: route.Scope}
+		if route.Table != nil {
+			to.Table = *route.Table
+		}
+		a.Routes = append(a.Routes, to)
 	}
 	return a, nil
 }
 
 // gateway returns a route's own gateway, or else the gateway of the first address of its family that has
-// one. Without either it returns none, and the route leads to the link.
-func gateway(r *current.Result, own net.IP, v6 bool) netip.Addr {
-	if a, ok := netip.AddrFromSlice(own); ok {
+// one. Without either it returns none, and the route leads to the link. A route whose scope is the link has
+// only a gateway of its own.
+func gateway(r *current.Result, route *types.Route, v6 bool) netip.Addr {
+	if a, ok := netip.AddrFromSlice(route.GW); ok {
 		return a.Unmap()
+	}
+	if route.Scope != nil && *route.Scope >= unix.RT_SCOPE_LINK {
+		return netip.Addr{}
 	}
 	for _, ip := range r.IPs {
 		if a, ok := netip.AddrFromSlice(ip.Gateway); ok && a.Unmap().Is6() == v6 {

@@ -104,7 +104,8 @@ func TestRefuse(t *testing.T) {
 func TestAttachment(t *testing.T) {
 	var r current.Result
 	err := json.Unmarshal([]byte(`{"cniVersion":"1.1.0","ips":[{"address":"10.77.0.5/24","gateway":"10.77.0.1"},{"address":"fd00::5/64"}],
-		"routes":[{"dst":"0.0.0.0/0"},{"dst":"10.88.0.1/16","gw":"10.77.0.9","mtu":9000},{"dst":"fd01::/64"}]}`), &r)
+		"routes":[{"dst":"0.0.0.0/0"},{"dst":"10.88.0.1/16","gw":"10.77.0.9","mtu":9000},{"dst":"fd01::/64"},
+		{"dst":"10.89.0.0/16","table":100,"priority":50,"advmss":1400,"scope":0},{"dst":"10.90.0.0/16","scope":253}]}`), &r)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -121,6 +122,9 @@ func TestAttachment(t *testing.T) {
 			{Dst: netip.MustParsePrefix("0.0.0.0/0"), GW: netip.MustParseAddr("10.77.0.1")}, // of the address
 			{Dst: netip.MustParsePrefix("10.88.0.0/16"), GW: netip.MustParseAddr("10.77.0.9"), MTU: 9000},
 			{Dst: netip.MustParsePrefix("fd01::/64")}, // to the link: no gateway of its family
+			{Dst: netip.MustParsePrefix("10.89.0.0/16"), GW: netip.MustParseAddr("10.77.0.1"), Table: 100, Priority: 50,
+				AdvMSS: 1400, Scope: new(0)},
+			{Dst: netip.MustParsePrefix("10.90.0.0/16"), Scope: new(253)}, // to the link: its scope says so
 		}}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v\nwant %+v", got, want)

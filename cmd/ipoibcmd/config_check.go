@@ -24,14 +24,15 @@ import (
 
 // A valueError is a value that a setting cannot have.
 type valueError struct {
-	key  string // as in the file; one item of a list has its index: peers[0]
-	text string
+	key    string // as in the file; one item of a list has its index: peers[0]
+	text   string
+	absent bool // what the value names is not there now: it may come
 }
 
 func (e *valueError) Error() string { return e.text }
 
 func bad(key, format string, args ...any) error {
-	return &valueError{key, fmt.Sprintf(format, args...)}
+	return &valueError{key: key, text: fmt.Sprintf(format, args...)}
 }
 
 // atLine returns "line N: " for the value that err is about; nothing if lines do not have it.
@@ -108,9 +109,9 @@ func (c *Config) checkUnderlay(*settings) error {
 			"provider %q: must be softroce or ibverbs", c.Provider),
 		refuse(c.Device != "" && c.Provider != ibVerbs, "device",
 			"device %q: only provider ibverbs has RDMA devices", c.Device),
-		refuse(c.infiniBand() && !ibverbs.IsInfiniBand(c.Device, c.Port), "device",
-			"device %q: no RDMA device of that name has a network device, or an InfiniBand port %d (ipoibcmd devices "+
-				"lists them)", c.Device, c.Port),
+		errorIf(c.infiniBand() && !ibverbs.IsInfiniBand(c.Device, c.Port), &valueError{key: "device", absent: true,
+			text: fmt.Sprintf("device %q: no RDMA device of that name has a network device, or an InfiniBand port %d "+
+				"(ipoibcmd devices lists them)", c.Device, c.Port)}),
 		refuse(c.Port < 1 || c.Port > maxPort, "port", "port %d: the ports of a device are 1 to %d", c.Port, maxPort),
 		refuse(c.MakeLink && !c.infiniBand(), "create_broadcast",
 			"create_broadcast: only a subnet administrator has groups that are made; give the device of an InfiniBand "+
@@ -272,8 +273,10 @@ func (c *Config) parseUser(s *settings) (err error) {
 			"user: provider ibverbs cannot go on as another user: the kernel takes no requests after that; start the "+
 				"program as that user, with CAP_NET_ADMIN")
 	}
-	s.user, err = sandbox.LookUp(c.User)
-	return refuse(err != nil, "user", "%v", err)
+	if s.user, err = sandbox.LookUp(c.User); err != nil {
+		return &valueError{key: "user", text: err.Error(), absent: true}
+	}
+	return nil
 }
 
 func (c *Config) parseLog(s *settings) error {

@@ -398,8 +398,8 @@ func TestBadValuesHaveTheirLine(t *testing.T) {
 		{"item of a flag", []string{"--mode=rc", "--ud-mtu=2044", "--address=10.0.0.1"}, `ipoibcmd run: address "10.0.0.1"`},
 	} {
 		status, _, stderr := command(t, append([]string{"run", "--config", file}, tt.args...)...)
-		if status != 2 || !strings.Contains(stderr, tt.want) {
-			t.Errorf("%s: status %d, %q, want 2 and %q", tt.name, status, stderr, tt.want)
+		if status != exitConfig || !strings.Contains(stderr, tt.want) {
+			t.Errorf("%s: status %d, %q, want %d and %q", tt.name, status, stderr, exitConfig, tt.want)
 		}
 	}
 }

@@ -25,14 +25,11 @@ func (s *settings) confine(file string) func() ([]control.Protection, error) {
 	case s.Provider == ibVerbs:
 		o.NoSeccomp = "what the libraries of provider ibverbs call is not known"
 	}
-	if file != "" {
-		o.ReadDirs = append(o.ReadDirs, filepath.Dir(file))
-	}
-	dirs, ports := s.memberFiles(s.link)
-	o.ReadDirs, o.ConnectPorts = append(o.ReadDirs, dirs...), ports
-	for _, path := range []string{s.MetricsTLS, s.MetricsAuth} {
+	o.ReadFiles, o.ConnectPorts = s.memberFiles(s.link)
+	o.Names = s.link.named()
+	for _, path := range []string{file, s.MetricsTLS, s.MetricsAuth} {
 		if path != "" {
-			o.ReadDirs = append(o.ReadDirs, filepath.Dir(path))
+			o.ReadFiles = append(o.ReadFiles, path)
 		}
 	}
 	o.Abstract = strings.HasPrefix(os.Getenv("NOTIFY_SOCKET"), "@")

@@ -34,8 +34,8 @@ func main() {
 	os.Exit(execute(ctx, os.Args[1:]))
 }
 
-// execute runs one command line and returns the exit status: 0 done, 1 failed, 2 used wrongly. The commands
-// status and explain have further ones.
+// execute runs one command line and returns the exit status: 0 done, 1 failed, 2 used wrongly, exitConfig. The
+// commands status and explain have further ones.
 func execute(ctx context.Context, args []string) int {
 	root := newRoot()
 	root.SetArgs(args)
@@ -57,6 +57,10 @@ func execute(ctx context.Context, args []string) int {
 		return 1
 	}
 	report(cmd, err)
+	var config configError
+	if errors.As(err, &config) {
+		return exitConfig
+	}
 	var usage usageError
 	if errors.As(err, &usage) {
 		return 2
@@ -76,6 +80,15 @@ func (e exitError) Error() string { return fmt.Sprintf("exit status %d", int(e))
 type usageError struct{ error }
 
 func (e usageError) Unwrap() error { return e.error }
+
+// A configError is a configuration file with which run fails however often it is started.
+type configError struct{ error }
+
+func (e configError) Unwrap() error { return e.error }
+
+// exitConfig is the exit status for a configError: EX_CONFIG of sysexits.h. The unit is not started again
+// after it. With status 2 a Go program ends by a panic and by the watchdog's SIGABRT too.
+const exitConfig = 78
 
 // A hintError says what to do next.
 type hintError struct {

@@ -41,12 +41,15 @@ func command(t *testing.T, args ...string) (status int, stdout, stderr string) {
 }
 
 // exitFiles are sockets that nobody listens on, and configurations that are refused.
-type exitFiles struct{ stale, missing, peers, many string }
+type exitFiles struct{ stale, missing, peers, many, absent string }
 
 func newExitFiles(t *testing.T) exitFiles {
 	dir := t.TempDir()
 	f := exitFiles{stale: filepath.Join(dir, "stale.sock"), missing: filepath.Join(dir, "none.sock"),
-		peers: filepath.Join(dir, "peers.yaml"), many: filepath.Join(dir, "many.yaml")}
+		peers: filepath.Join(dir, "peers.yaml"), many: filepath.Join(dir, "many.yaml"), absent: filepath.Join(dir, "absent.yaml")}
+	if err := os.WriteFile(f.absent, []byte("device: nothere9\nprovider: ibverbs\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	l, err := net.Listen("unix", f.stale)
 	if err != nil {
 		t.Fatal(err)
@@ -113,7 +116,7 @@ func (f exitFiles) cases() []exitCase {
 		{"past events of a peer", []string{"monitor", "--peer", "10.0.0.2", "--since", "10m"}, 2,
 			[]string{"ipoibcmd monitor: --since is not for --peer"}},
 		{"too many peers", []string{"run", "--config", f.many},
-			2, []string{f.many + ": line 3: peers: 4097 are given, at most 4096 can be"}},
+			exitConfig, []string{f.many + ": line 3: peers: 4097 are given, at most 4096 can be"}},
 		{"run without underlay", []string{"run"}, 2,
 			[]string{"no underlay: give --underlay DEVICE (ipoibcmd devices lists them)"}},
 		{"bad configuration", []string{"run", "--underlay=eth0", "--mode=fast"}, 2, []string{`ipoibcmd run: mode "fast"`}},
@@ -128,8 +131,11 @@ func (f exitFiles) cases() []exitCase {
 			[]string{"port 0: the ports of a device are 1 to 255"}},
 		{"RDMA device of softroce", []string{"run", "--underlay=lo", "--device=rxe0"},
 			2, []string{`device "rxe0": only provider ibverbs has RDMA devices`}},
+		{"no file", []string{"run", "--config", f.missing}, exitConfig, []string{"read configuration: open " + f.missing}},
+		{"a device of the file that may come", []string{"run", "--config", f.absent},
+			2, []string{`device "nothere9": no RDMA device of that name`}},
 		{"peers with ibverbs", []string{"run", "--config", f.peers},
-			2, []string{"peers: provider ibverbs cannot receive the copies"}},
+			exitConfig, []string{"peers: provider ibverbs cannot receive the copies"}},
 		{"user with ibverbs", []string{"run", "--underlay=lo", "--provider=ibverbs", "--user=65534"}, 2,
 			[]string{"user: provider ibverbs cannot go on as another user"}},
 		{"no such underlay", []string{"run", "--underlay=nothere9"},

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"net/netip"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -155,11 +156,11 @@ func parseDNS(l *linkSpec, rest string) error {
 }
 
 // source returns the source of members; nil for the static list.
-func (c *Config) source(l linkSpec) (membership.Source, error) {
+func (c *Config) source(l linkSpec, log *slog.Logger) (membership.Source, error) {
 	switch l.kind {
 	case fromEtcd:
 		e := etcd.Config{Endpoints: l.endpoints, Link: c.Link, PKey: ib.PKey(c.PKey), ID: l.id, Lease: l.lease,
-			TLS: l.tls, CA: c.Etcd.CA, Cert: c.Etcd.Cert, Key: c.Etcd.Key, User: c.Etcd.User}
+			TLS: l.tls, CA: c.Etcd.CA, Cert: c.Etcd.Cert, Key: c.Etcd.Key, User: c.Etcd.User, Log: log}
 		e.Password = func() (string, error) {
 			b, err := os.ReadFile(c.Etcd.Password)
 			return strings.TrimRight(string(b), "\r\n"), err
@@ -177,7 +178,7 @@ func (c *Config) source(l linkSpec) (membership.Source, error) {
 // members has opened.
 func (s *settings) members(log *slog.Logger) (m *agent.Members, end func(), err error) {
 	end = func() {}
-	src, err := s.source(s.link)
+	src, err := s.source(s.link, log)
 	if src == nil || err != nil {
 		return nil, end, err
 	}
@@ -202,12 +203,11 @@ func (s *settings) members(log *slog.Logger) (m *agent.Members, end func(), err 
 	return m, func() { _ = store.Close() }, nil
 }
 
-// memberFiles returns the directories from which the source reads while it runs, and the
-// TCP ports that it connects to.
-func (c *Config) memberFiles(l linkSpec) (dirs []string, ports []uint16) {
+// memberFiles returns the files that the source reads while it runs, and the TCP ports that it connects to.
+func (c *Config) memberFiles(l linkSpec) (files []string, ports []uint16) {
 	for _, f := range []string{l.path, c.Etcd.CA, c.Etcd.Cert, c.Etcd.Key, c.Etcd.Password} {
 		if f != "" {
-			dirs = append(dirs, filepath.Dir(f))
+			files = append(files, f)
 		}
 	}
 	for _, e := range l.endpoints {
@@ -219,7 +219,15 @@ func (c *Config) memberFiles(l linkSpec) (dirs []string, ports []uint16) {
 	if l.kind != fromStatic {
 		ports = append(ports, 53) // DNS answers that do not fit a datagram
 	}
-	return dirs, ports
+	return files, ports
+}
+
+// named reports whether the source looks up names while it runs.
+func (l *linkSpec) named() bool {
+	return l.kind == fromDNS || slices.ContainsFunc(l.endpoints, func(e string) bool {
+		_, err := netip.ParseAddrPort(e)
+		return err != nil
+	})
 }
 
 // askWithin is how long doctor waits for a source of members.
@@ -229,7 +237,7 @@ const askWithin = 5 * time.Second
 func memberFacts(ctx context.Context, f *doctor.Facts, s settings) {
 	l := s.link
 	l.id = ""
-	src, err := s.source(l)
+	src, err := s.source(l, nil)
 	if src == nil && err == nil {
 		return
 	}

@@ -72,21 +72,35 @@ func TestMembershipSettings(t *testing.T) {
 	}
 }
 
-// What the process may still do once it is confined: read the folders of the files that the
-// source names, and connect to its ports.
+// What the process may still do once it is confined: read the files that the source names, connect to its
+// ports, and look up names where it has some.
 func TestMemberFiles(t *testing.T) {
 	c := defaults()
 	c.Etcd.CA, c.Etcd.Password = "/a/ca.pem", "/b/pw"
-	dirs, ports := c.memberFiles(linkSpec{kind: fromEtcd, endpoints: []string{"h1:2379", "h2:2379", "h3:4001"}})
-	if want := []string{"/a", "/b"}; !slices.Equal(dirs, want) {
-		t.Errorf("folders %v, want %v", dirs, want)
+	files, ports := c.memberFiles(linkSpec{kind: fromEtcd, endpoints: []string{"h1:2379", "h2:2379", "h3:4001"}})
+	if want := []string{"/a/ca.pem", "/b/pw"}; !slices.Equal(files, want) {
+		t.Errorf("files %v, want %v", files, want)
 	}
 	if want := []uint16{2379, 4001, 53}; !slices.Equal(ports, want) {
 		t.Errorf("ports %v, want %v", ports, want)
 	}
 	c = defaults()
-	if dirs, ports := c.memberFiles(linkSpec{kind: fromStatic}); len(dirs)+len(ports) != 0 {
-		t.Errorf("a static list may read %v and connect to %v, want nothing", dirs, ports)
+	if files, ports := c.memberFiles(linkSpec{kind: fromStatic}); len(files)+len(ports) != 0 {
+		t.Errorf("a static list may read %v and connect to %v, want nothing", files, ports)
+	}
+	for _, tt := range []struct {
+		membership string
+		want       bool
+	}{{"static", false}, {"file:///a", false}, {"dns://a.example", true}, {"etcd://h1,10.0.0.1", true},
+		{"etcd://10.0.0.1,[fd00::1]:4001", false}} {
+		c.Membership, c.Link = tt.membership, "blue"
+		l, err := c.parseMembership()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := l.named(); got != tt.want {
+			t.Errorf("%s looks up names: got %v, want %v", tt.membership, got, tt.want)
+		}
 	}
 }
 

@@ -36,6 +36,9 @@ func newRun() *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			readAll := func() ([]settings, error) { return configureAll(cmd, &flags, file) }
 			all, err := readAll()
+			if v := (*valueError)(nil); file != "" && err != nil && (!errors.As(err, &v) || !v.absent) {
+				return configError{err}
+			}
 			if err != nil {
 				return usageError{err}
 			}

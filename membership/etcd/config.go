@@ -11,6 +11,7 @@ package etcd
 import (
 	"cmp"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"ipoibcm/ib"
@@ -31,6 +32,8 @@ type Config struct {
 
 	// Lease is how long a host stays a member after it has disappeared. Zero means 10 s.
 	Lease time.Duration
+
+	Log *slog.Logger // what no event tells; nil discards it
 }
 
 // DefaultLease is the time of a lease unless configured otherwise.

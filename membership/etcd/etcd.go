@@ -3,11 +3,13 @@
 package etcd
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"math/rand/v2"
 	"os"
@@ -96,9 +98,16 @@ func (s *source) readTLS() error {
 	if err != nil {
 		return err
 	}
+	log := cmp.Or(s.c.Log, slog.New(slog.DiscardHandler))
+	var failed atomic.Bool // the last time that it was read
 	s.tls.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-		if now, err := tls.LoadX509KeyPair(s.c.Cert, s.c.Key); err == nil {
+		now, err := tls.LoadX509KeyPair(s.c.Cert, s.c.Key)
+		again := failed.Swap(err != nil)
+		if err == nil {
 			return &now, nil
+		}
+		if !again {
+			log.Warn("members: the certificate cannot be read again, the first one is used", "err", err)
 		}
 		return &first, nil // half replaced, or not to be read any more
 	}

@@ -3,6 +3,7 @@
 package etcd
 
 import (
+	"bytes"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -10,6 +11,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"log/slog"
 	"math/big"
 	"net"
 	"os"
@@ -77,6 +79,38 @@ func (a *authority) write(cert, key string, c *x509.Certificate, k *ecdsa.Privat
 		}
 		if err := os.Rename(path+".new", path); err != nil {
 			a.t.Fatal(err)
+		}
+	}
+}
+
+// A certificate that cannot be read again is said once, and the first one goes on.
+func TestUnreadableCertificate(t *testing.T) {
+	a := newAuthority(t, "ours")
+	cert, key := filepath.Join(t.TempDir(), "a.pem"), filepath.Join(t.TempDir(), "a.key")
+	a.issue(cert, key, "a", time.Hour)
+	var log bytes.Buffer
+	p, err := New(Config{Endpoints: []string{"127.0.0.1:1"}, Cert: cert, Key: key, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	if err != nil {
+		t.Fatal(err)
+	}
+	read := p.(*source).tls.GetClientCertificate
+	for i, tt := range []struct {
+		name string
+		do   func()
+		want int // lines of the log so far
+	}{
+		{"as it was", func() {}, 0},
+		{"gone", func() { os.Remove(cert) }, 1},
+		{"still gone", func() {}, 1},
+		{"another one", func() { a.issue(cert, key, "a", time.Hour) }, 1},
+		{"gone again", func() { os.Remove(key) }, 2},
+	} {
+		tt.do()
+		if c, err := read(nil); err != nil || c == nil || len(c.Certificate) == 0 {
+			t.Errorf("%d, %s: got %v, %v, want a certificate", i, tt.name, c, err)
+		}
+		if got := strings.Count(log.String(), "certificate cannot be read"); got != tt.want {
+			t.Errorf("%d, %s: %d lines of the log, want %d:\n%s", i, tt.name, got, tt.want, log.String())
 		}
 	}
 }

@@ -48,6 +48,11 @@ func TestPods(t *testing.T) {
 	if _, err := a.cni("check", first.name, "net1"); err != nil {
 		t.Error(err)
 	}
+	ip(t, "-n", first.name, "route", "delete", "10.88.0.0/16")
+	if _, err := a.cni("check", first.name, "net1"); err == nil {
+		t.Error("CHECK finds nothing wrong with an interface that has lost its route")
+	}
+	ip(t, "-n", first.name, "route", "add", "10.88.0.0/16", "via", "10.77.0.1")
 	ip(t, "-n", first.name, "address", "flush", "dev", "net1")
 	if _, err := a.cni("check", first.name, "net1"); err == nil {
 		t.Error("CHECK finds nothing wrong with an interface that has lost its address")

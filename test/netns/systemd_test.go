@@ -311,6 +311,33 @@ func underSystemd(t *testing.T, cgroup int, kind string) {
 		}
 		return nil
 	})
+	c.startsAgain(yaml)
+}
+
+// startsAgain looks which failures of a start the manager tries again: an underlay that is not there, but no
+// file that is wrong. It leaves the unit stopped.
+func (c *container) startsAgain(yaml string) {
+	c.h.seg.Helper()
+	c.write("/etc/ipoibcm/ibcm0.yaml", strings.Replace(yaml, "underlay: ", "underlay: no-", 1))
+	c.run("systemctl", "start", "--no-block", unit)
+	c.h.seg.eventually(patience, "two more starts", func() error {
+		if got := c.property("NRestarts"); got < "2" {
+			return fmt.Errorf("%s so far", got)
+		}
+		return nil
+	})
+	if got := c.property("StartLimitIntervalUSec"); got != "0" {
+		c.h.seg.Errorf("starts are counted for %s, want 0: no underlay is too late", got)
+	}
+	c.run("systemctl", "stop", unit)
+	c.write("/etc/ipoibcm/ibcm0.yaml", yaml+"mood: bad\n")
+	if _, err := c.try("systemctl", "start", unit); err == nil {
+		c.h.seg.Error("it starts with a bad file")
+	}
+	c.is("ActiveState", "failed")
+	if got := c.property("ExecMainStatus"); got != "78" {
+		c.h.seg.Errorf("with a bad file it ended with %s, want 78", got)
+	}
 }
 
 // dies has the process killed, and stand still, and looks whether all is there again.

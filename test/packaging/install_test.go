@@ -181,12 +181,14 @@ func remove(m *machine) {
 	m.refuses("ip link show ibcm0")
 	m.refuses("test -e /usr/bin/ipoibcmd")
 	m.run("test -e /etc/ipoibcm/ibcm0.yaml") // a removal keeps settings
+	m.run("test -e /var/lib/ipoibcm")        // and lists of members
 	if got := m.run("ip rule show; ip route show table all proto 75"); strings.Contains(got, "ibcm0") {
 		m.Errorf("routes or rules are left:\n%s", got)
 	}
 	m.run("apt-get purge -y ipoibcm")
 	m.refuses("test -e /etc/ipoibcm")
 	m.refuses("test -e /run/ipoibcm")
+	m.refuses("test -e /var/lib/ipoibcm")
 	m.refuses("ls /etc/systemd/system/*.wants/ipoibcm@*")
 	m.refuses("ls /etc/iproute2/rt_protos.d/ipoibcm.conf")
 	if got := m.run("systemctl list-units --all --no-legend --state=active,activating,failed 'ipoibcm@*'"); got != "" {
