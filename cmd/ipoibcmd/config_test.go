@@ -426,8 +426,8 @@ func TestDeepValuesHaveTheirLine(t *testing.T) {
 			t.Fatal(err)
 		}
 		status, _, stderr := command(t, "run", "--config", file)
-		if want := file + ": " + tt.want; status != 2 || !strings.Contains(stderr, want) {
-			t.Errorf("%s: status %d, %q, want 2 and %q", tt.name, status, stderr, want)
+		if want := file + ": " + tt.want; status != exitConfig || !strings.Contains(stderr, want) {
+			t.Errorf("%s: status %d, %q, want %d and %q", tt.name, status, stderr, exitConfig, want)
 		}
 	}
 }
