@@ -171,8 +171,7 @@ func (Wake) step(t *Table) {
 	}
 }
 
-// reroute makes the next packet to each destination inside p ask the kernel again. A zero p stands for all
-// destinations.
+// reroute makes the next packet to each destination inside p, to any if p is zero, ask the kernel again.
 func (t *Table) reroute(p netip.Prefix) {
 	if !p.IsValid() || p.Bits() == 0 {
 		t.dests.generation++

@@ -203,3 +203,30 @@ func TestDownAfterRemovalsRefused(t *testing.T) {
 		}
 	}
 }
+
+// A Resync that finds IPv6 where it was does not have it set up again: addresses that somebody has deleted would
+// come back. One that finds it after it had gone does.
+func TestResyncIsNotIPv6Up(t *testing.T) {
+	m := New(Options{})
+	groups := rtnl.Route{Dst: multicast6, Type: rtnl.Multicast, Protocol: rtnl.ProtoKernel, Table: rtnl.TableLocal}
+	ups := func(ev rtnl.Event) (n int) {
+		for _, a := range m.Step(nil, time.Now(), Host{ev}) {
+			if _, ok := a.(IPv6Up); ok {
+				n++
+			}
+		}
+		return n
+	}
+	all := func() rtnl.Event {
+		return rtnl.Event{Kind: rtnl.Resync, Snapshot: &rtnl.Snapshot{Link: testLink, Routes: []rtnl.Route{groups}}}
+	}
+	for i := range 2 {
+		if n := ups(all()); n != 0 {
+			t.Errorf("Resync %d: IPv6Up %d times, want none", i, n)
+		}
+	}
+	ups(rtnl.Event{Kind: rtnl.RouteGone, Route: groups})
+	if n := ups(all()); n != 1 {
+		t.Errorf("Resync after it had gone: IPv6Up %d times, want once", n)
+	}
+}

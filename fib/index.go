@@ -14,8 +14,7 @@ type entry struct{ flow rtnl.Flow }
 
 func (e *entry) key() *rtnl.Flow { return &e.flow }
 
-// An index is a set of entries in the order of their flows. It finds those inside a prefix without looking at the
-// others.
+// An index is a set of entries in the order of their flows. It finds those inside a prefix directly.
 type index[T interface{ key() *rtnl.Flow }] struct {
 	*btree.BTreeG[T]
 	probe T // scratch entry for searches
@@ -33,8 +32,7 @@ func (x index[T]) get(f rtnl.Flow) (e T) {
 	return e
 }
 
-// in yields the entries inside p, in order. With a zero p it yields all entries. The caller must not add or delete
-// entries meanwhile.
+// in yields the entries inside p, in order, or all if p is zero. The caller must not add or delete any meanwhile.
 func (x index[T]) in(p netip.Prefix) iter.Seq[T] {
 	return func(yield func(T) bool) {
 		*x.probe.key() = rtnl.Flow{Dst: p.Masked().Addr()}

@@ -16,8 +16,7 @@ var (
 )
 
 const (
-	// groupTables plus the index of the device is the table of its multicast route. No other interface has that
-	// table.
+	// groupTables plus the index of the device is the table of its multicast route. No other interface has it.
 	groupTables = 75 << 16
 	// groupPriority is the priority of the rule for that table: before the rule for table main.
 	groupPriority = 32765
@@ -25,16 +24,15 @@ const (
 
 // routes is the state of the device in the kernel: its link, addresses and routes.
 type routes struct {
-	seen  bool // a first Resync has come
-	link  rtnl.Link
-	addrs map[netip.Prefix]bool
-	own   map[rtnl.Key]ownRoute
-	rule  rtnl.Rule // the rule that is there; zero if none
-	dirty bool      // reconcile must look at own and rule
+	noIPv6 bool // IPv6 is off on the device
+	link   rtnl.Link
+	addrs  map[netip.Prefix]bool
+	own    map[rtnl.Key]ownRoute
+	rule   rtnl.Rule // the rule that is there; zero if none
+	dirty  bool      // reconcile must look at own and rule
 }
 
-// An ownRoute is a route that the kernel made, or our multicast route. It is as the kernel last reported it or as we
-// last set it.
+// An ownRoute is a route that the kernel made, or our multicast route, as the kernel or we last had it.
 type ownRoute struct {
 	rtnl.Route
 	failed string // what the kernel refused; people are told once
@@ -58,6 +56,9 @@ func (ev Host) step(t *Table) {
 		t.doubt(ev.Prefix, ev.Unnamed)
 	case rtnl.Rules:
 		t.setFields(ev.Fields)
+		if r := t.routes.rule; r.To.IsValid() {
+			t.do(SetRule{New: r}) // whoever changed rules may have removed ours (ip rule flush)
+		}
 		t.reroute(netip.Prefix{})
 		t.doubt(netip.Prefix{}, true)
 	}
@@ -83,7 +84,7 @@ func (t *Table) resync(s *rtnl.Snapshot) {
 		t.setRoute(r, false)
 	}
 	t.reroute(netip.Prefix{})
-	t.routes.seen = true
+	t.routes.noIPv6 = !slices.ContainsFunc(s.Routes, isMulticast6)
 }
 
 func (t *Table) setAddr(ev rtnl.Event) {
@@ -140,12 +141,17 @@ func (t *Table) setRoute(r rtnl.Route, gone bool) {
 		delete(t.routes.own, key)
 	}
 	t.routes.dirty = true
-	if !gone && !known && r.Dst == multicast6 && r.Type == rtnl.Multicast && t.routes.seen {
-		t.do(IPv6Up{}) // the route comes and goes with IPv6 on the device
+	if isMulticast6(r) { // it comes and goes with IPv6 on the device
+		if t.routes.noIPv6 && !gone {
+			t.do(IPv6Up{})
+		}
+		t.routes.noIPv6 = gone
 	} else if isConnected(r) && (gone || !known || old.Src != r.Src) { // not merely its metrics
 		t.doubt(r.Dst, true)
 	}
 }
+
+func isMulticast6(r rtnl.Route) bool { return r.Dst == multicast6 && r.Type == rtnl.Multicast }
 
 // reconcile asks for the changes that make the routes in own and the rule as they should be. It does nothing while
 // the device is down: the kernel has dropped its routes then, and adds none.

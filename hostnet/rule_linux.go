@@ -126,6 +126,13 @@ func (d *Device) DelRule(r rtnl.Rule) error {
 	return wrap(err, "remove rule %+v", r)
 }
 
+// madeRule reports whether r is a rule that we have made.
+func (d *Device) madeRule(r rtnl.Rule) bool {
+	d.rulesMu.Lock()
+	defer d.rulesMu.Unlock()
+	return d.rules[r]
+}
+
 // dumpRules reads the policy rules of IPv4 and IPv6.
 func (d *Device) dumpRules() (rules []ruleMsg, err error) {
 	req := nl.NewNetlinkRequest(unix.RTM_GETRULE, unix.NLM_F_DUMP)

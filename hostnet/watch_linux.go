@@ -214,8 +214,8 @@ func (w *watcher) message(m *message) {
 		r, err := parseRule(m.data)
 		if err != nil {
 			w.count.Malformed.Add(1)
-		} else if r.protocol == rtnl.Protocol {
-			return
+		} else if r.protocol == rtnl.Protocol && !(m.typ == unix.RTM_DELRULE && m.pid != w.pid && w.madeRule(r.Rule)) {
+			return // ours, unless somebody else has removed it
 		}
 		w.rules, w.ruled, w.all = true, true, true
 	case unix.RTM_NEWNEXTHOP, unix.RTM_DELNEXTHOP, rtmNewNexthopBucket, rtmDelNexthopBucket,

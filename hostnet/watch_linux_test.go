@@ -134,6 +134,22 @@ func TestRerouted(t *testing.T) {
 	}
 }
 
+// A rule of ours that somebody removes is told, like any other.
+func TestRemovedRuleIsTold(t *testing.T) {
+	d := watched(t)
+	rule := rtnl.Rule{Priority: 1000, To: netip.MustParsePrefix("224.0.0.0/4"), OIF: "ibcm0", Table: 7575}
+	if err := d.AddRule(rule); err != nil {
+		t.Fatal(err)
+	}
+	if rerouted, _ := rest(t, d); len(rerouted) != 0 {
+		t.Errorf("added: rerouted %v, want none", rerouted)
+	}
+	ip(t, "rule del pref 1000")
+	if rerouted, _ := rest(t, d); rerouted[netip.Prefix{}] == 0 {
+		t.Errorf("removed: rerouted %v, want all", rerouted)
+	}
+}
+
 // What we change ourselves leads where packets went before: a reader that asks again
 // and sets metrics whenever it is told would have no end.
 func TestOurChangesDoNotReroute(t *testing.T) {
