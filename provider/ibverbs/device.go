@@ -47,8 +47,8 @@ const (
 	// maxDepth and maxSGE bound queues, even if the device would take more.
 	maxDepth = 1 << 15
 	maxSGE   = 16
-	// maxGIDs is how many entries of the GID table readGIDs reads at most.
-	maxGIDs = 256
+	// readGIDs makes room for someGIDs entries of the GID table at first, and for maxGIDs at most.
+	someGIDs, maxGIDs = 256, 64 << 10
 )
 
 // A Device is one port of an RDMA device. It implements [verbs.Provider].
@@ -330,8 +330,12 @@ func pollable(fd int, name string) (*os.File, error) {
 // readGIDs reads the GID table. On Ethernet it leaves out the entries whose address the underlay
 // does not have or cannot use yet. soon is true if it expects more entries.
 func (d *Device) readGIDs() (all []gidEntry, soon bool, err error) {
-	buf := make([]C.struct_shim_gid, maxGIDs)
-	n := int(C.shim_gids(d.ctx, &buf[0], maxGIDs))
+	// The kernel reads all entries of the device, those of other ports and VLANs too, or none.
+	buf, n := []C.struct_shim_gid(nil), -int(syscall.EINVAL)
+	for size := someGIDs; n == -int(syscall.EINVAL) && size <= maxGIDs; size *= 4 {
+		buf = make([]C.struct_shim_gid, size)
+		n = int(C.shim_gids(d.ctx, &buf[0], C.int(size)))
+	}
 	if n < 0 {
 		return nil, false, fmt.Errorf("read the GIDs of %s: %w", d.name, syscall.Errno(-n))
 	}

@@ -40,6 +40,26 @@ func twoSAPorts(t *testing.T, r *reports) (ports [2]*SAPort, out [2]*os.File) {
 	return ports, out
 }
 
+// TestReportAfterPortHasEnded: the file of a port may end before that of the reports, when the device goes.
+func TestReportAfterPortHasEnded(t *testing.T) {
+	file, kernel := umadPair(t)
+	r := newReports("test", file)
+	ports, out := twoSAPorts(t, r)
+	out[0].Close()
+	<-ports[0].done
+	report := make([]byte, umadHeaderLen+verbs.MADLen)
+	(&umadHeader{lid: 1, qpn: 1, qkey: ib.QKeyGSI, length: uint32(len(report))}).put(report)
+	if _, err := kernel.Write(report); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-ports[1].SubnetMADs():
+	case <-time.After(10 * time.Second):
+		t.Error("the other port does not hear the report")
+	}
+	expect.Equal(t, ports[0].Dropped(), 1, "reports that the port has dropped")
+}
+
 // TestReports: the ports of a process share the one receiver of reports. Each hears every
 // report, and one of them answers, another one when the first has gone.
 func TestReports(t *testing.T) {

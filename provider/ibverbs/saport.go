@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -34,6 +35,8 @@ type SAPort struct {
 	agent   uint32
 	pkeys   func() []ib.PKey
 	in      chan *SAMAD
+	inMu    sync.Mutex // guards sends to in, and its end
+	ended   bool
 	done    chan struct{}
 	reports *reports // nil if another process has the reports of the port
 
@@ -107,13 +110,20 @@ const grhHops = 64
 
 func (p *SAPort) receive() {
 	defer close(p.done)
-	defer close(p.in)
+	defer func() {
+		p.inMu.Lock()
+		defer p.inMu.Unlock()
+		p.ended = true // reports may still be read, from another file
+		close(p.in)
+	}()
 	readMADs(p.file, func() { p.dropped.Add(1) }, p.deliver)
 }
 
 // deliver gives the MAD that was read to the reader, or drops and counts it.
 func (p *SAPort) deliver(b []byte) {
-	if m, ok := p.take(b); ok {
+	p.inMu.Lock()
+	defer p.inMu.Unlock()
+	if m, ok := p.take(b); ok && !p.ended {
 		select {
 		case p.in <- m:
 			return

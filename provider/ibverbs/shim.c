@@ -4,6 +4,7 @@
 
 #include <arpa/inet.h>
 #include <errno.h>
+#include <stdlib.h>
 #include <string.h>
 
 // Some functions return -1 and set errno, others return an error number.
@@ -117,13 +118,9 @@ int shim_async_event(struct ibv_context *ctx, struct shim_event *out)
 
 int shim_gids(struct ibv_context *ctx, struct shim_gid *out, int max)
 {
-	struct ibv_gid_entry e[256];
-	ssize_t n = ibv_query_gid_table(ctx, e, sizeof e / sizeof e[0], 0);
+	struct ibv_gid_entry *e = calloc(max, sizeof *e);
+	ssize_t n = e ? ibv_query_gid_table(ctx, e, max, 0) : -ENOMEM;
 
-	if (n < 0)
-		return n;
-	if (n > max)
-		n = max;
 	for (int i = 0; i < n; i++) {
 		memcpy(out[i].gid, e[i].gid.raw, 16);
 		out[i].index = e[i].gid_index;
@@ -131,6 +128,7 @@ int shim_gids(struct ibv_context *ctx, struct shim_gid *out, int max)
 		out[i].type = e[i].gid_type;
 		out[i].ifindex = e[i].ndev_ifindex;
 	}
+	free(e);
 	return n;
 }
 
