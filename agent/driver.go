@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"syscall"
 	"time"
@@ -249,7 +248,9 @@ func (a *Agent) verbsEvent(ev verbs.Event) {
 		a.end(fmt.Errorf("the device is lost: %s", cmp.Or(ev.Text, "it is gone")))
 	case verbs.EventsLost:
 		a.log.Warn("events of the provider were lost; looking at the port and all queue pairs")
-		a.lookAtQPs()
+		for _, dead := range a.loop.Dead() {
+			a.verbsEvent(dead)
+		}
 		a.underlayChanged(ev)
 		if a.fabric.port != nil {
 			a.pkeysChanged()
@@ -265,22 +266,6 @@ func (a *Agent) verbsEvent(ev verbs.Event) {
 			return
 		}
 		a.portChanged(ev.Kind != verbs.LIDChange)
-	}
-}
-
-// lookAtQPs does what QPFatal does for each QP that is in ERR.
-func (a *Agent) lookAtQPs() {
-	dead := map[ib.QPN]verbs.Status{}
-	for _, c := range a.conns {
-		if qp := c.dp.QP(); qp.State() == verbs.StateError {
-			dead[qp.QPN()] = c.dp.Counters().LastError
-		}
-	}
-	if qp := a.loop.UDQP(); qp.State() == verbs.StateError {
-		dead[qp.QPN()] = verbs.WRFlushError
-	}
-	for _, qpn := range slices.Sorted(maps.Keys(dead)) {
-		a.verbsEvent(verbs.Event{Kind: verbs.QPFatal, QPN: qpn, Status: dead[qpn]})
 	}
 }
 

@@ -284,6 +284,24 @@ func (l *Loop) freeMemory() {
 // UDQP returns the interface's UD QP, for its QPN and to attach groups.
 func (l *Loop) UDQP() verbs.QP { return l.udq.qp }
 
+// Dead returns an event QPFatal for each QP of the loop that is in ERR, the lowest QPN first. It asks the provider for
+// the state of each.
+func (l *Loop) Dead() (evs []verbs.Event) {
+	l.mu.Lock()
+	conns := slices.Collect(l.conns.all())
+	l.mu.Unlock()
+	for _, c := range conns {
+		if qp := c.QP(); qp.State() == verbs.StateError {
+			evs = append(evs, verbs.Event{Kind: verbs.QPFatal, QPN: qp.QPN(), Status: c.Counters().LastError})
+		}
+	}
+	if qp := l.UDQP(); qp.State() == verbs.StateError {
+		evs = append(evs, verbs.Event{Kind: verbs.QPFatal, QPN: qp.QPN(), Status: verbs.WRFlushError})
+	}
+	slices.SortFunc(evs, func(a, b verbs.Event) int { return cmp.Compare(a.QPN, b.QPN) })
+	return evs
+}
+
 // SetGID sets our GID after it has changed. The loop recognises our own multicast packets, when
 // they come back, by this GID.
 func (l *Loop) SetGID(g ib.GID) { l.gid.Store(&g) }

@@ -3,8 +3,10 @@ package datapath
 import (
 	"bytes"
 	"errors"
+	"slices"
 	"testing"
 
+	"ipoibcm/ib"
 	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
 )
@@ -100,5 +102,31 @@ func TestReviveUDClosed(t *testing.T) {
 	}
 	if err := l.ReviveUD(); !errors.Is(err, ErrClosed) {
 		t.Errorf("after Close: %v", err)
+	}
+}
+
+// Dead finds the QPs that are in ERR, the UD QP too.
+func TestDead(t *testing.T) { inBubble(t, testDead) }
+
+func testDead(t *testing.T) {
+	w := newWorld()
+	a, b := start(t, w, 1, nil), start(t, w, 2, nil)
+	c, _ := connect(t, a, b, ib.RC)
+	connect(t, a, b, ib.UC)
+	expect.Equal(t, len(a.Dead()), 0, "dead QPs")
+	want := []ib.QPN{c.QP().QPN(), a.UDQP().QPN()}
+	slices.Sort(want)
+	for _, qp := range []verbs.QP{c.QP(), a.UDQP()} {
+		if err := qp.Modify(verbs.QPAttr{State: verbs.StateError}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var got []ib.QPN
+	for _, ev := range a.Dead() {
+		expect.Equal(t, ev.Kind, verbs.QPFatal, "kind of event")
+		got = append(got, ev.QPN)
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("dead are %v, want %v", got, want)
 	}
 }
