@@ -23,7 +23,7 @@ func (b *bench) programOf(contender string) string {
 	return b.program
 }
 
-// measured returns the contenders whose throughput and latency are measured, in the order of each round.
+// measured returns the contenders whose throughput and latency are measured, in the order of every other round.
 func (b *bench) measured() []string {
 	if b.against == "" {
 		return contenders

@@ -327,6 +327,9 @@ func (b *bench) traffic(ctx context.Context, at place, loads []load) error {
 	defer stop()
 	for round := range b.rounds {
 		b.r.Machine.Copies = append(b.r.Machine.Copies, copySpeed())
+		if round > 0 {
+			slices.Reverse(list) // no contender is always the one after the same other
+		}
 		for _, l := range loads {
 			list = b.measureEach(ctx, list, round, l.String()+", ", func(m *mesh) error {
 				t, err := b.runLoad(ctx, m, l)

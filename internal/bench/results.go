@@ -27,7 +27,7 @@ const (
 	oursUD    = "UD"
 )
 
-// contenders are in the order of the tables and of each round.
+// contenders are in the order of the tables and of every other round.
 var contenders = []string{raw, vxlan, wireguard, oursRC, oursUC, oursUD}
 
 // Families. The underlay and the traffic have the same one. The exceptions are set-up and memory, many
