@@ -2,6 +2,7 @@ package doctor
 
 import (
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -147,7 +148,7 @@ var examinations = []struct {
 	{"users not tried", func(f *Facts) { f.LocalGuard, f.LocalErr = Unknown, "not root" }, LocalUsers,
 		control.CheckSkipped, "not root"},
 	{"NetworkManager", func(f *Facts) { f.Managers = []string{"NetworkManager"} }, Managers, control.CheckWarn,
-		"unmanaged-devices=interface-name:ibcm0"},
+		"unmanaged-devices+=interface-name:ibcm0"},
 	{"NetworkManager, told", func(f *Facts) {
 		f.Managers = []string{"NetworkManager"}
 		f.Files = []File{{"/etc/NetworkManager/conf.d/x.conf",
@@ -254,12 +255,45 @@ func TestNetworkManager(t *testing.T) {
 		{"[keyfile]\nunmanaged-devices=interface-name:ibcm0\n", true},
 		{"[keyfile]\nunmanaged-devices = interface-name:tun*; interface-name:ibcm* \n", true},
 		{"[keyfile]\nunmanaged-devices=*\n", true},
+		{"[keyfile]\nunmanaged-devices+=interface-name:ibcm*\n", true},
+		{"[keyfile]\nunmanaged-devices=*,except:interface-name:ibcm*\n", false},
+		{"[keyfile]\nunmanaged-devices=interface-name:ibcm0\nunmanaged-devices-=interface-name:ibcm0\n", false},
+		{"[keyfile]\nunmanaged-devices=interface-name:ibcm0\nunmanaged-devices=interface-name:eth0\n", false},
 		{"[keyfile]\n#unmanaged-devices=interface-name:ibcm0\n", false},
 		{"[keyfile]\nunmanaged-devices=interface-name:eth0\n", false},
 		{"", false},
 	} {
 		if got := nmLeaves([]File{{"/etc/NetworkManager/conf.d/a.conf", tt.text}}, "ibcm0"); got != tt.want {
 			t.Errorf("%q: %v", tt.text, got)
+		}
+	}
+}
+
+// The file of the package is understood, and what NetworkManager reads later counts more.
+func TestNetworkManagerOrder(t *testing.T) {
+	own, err := os.ReadFile("../packaging/NetworkManager/90-ipoibcm.conf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const replaces, adds = "[keyfile]\nunmanaged-devices=interface-name:eth0\n", "[keyfile]\nunmanaged-devices+=interface-name:eth0\n"
+	packaged := File{"/usr/lib/NetworkManager/conf.d/90-ipoibcm.conf", string(own)}
+	for _, tt := range []struct {
+		path, text string
+		want       bool
+	}{
+		{"/etc/NetworkManager/conf.d/other.conf", replaces, false},
+		{"/etc/NetworkManager/conf.d/other.conf", adds, true},
+		{"/etc/NetworkManager/NetworkManager.conf", replaces, false},
+		{"/run/NetworkManager/conf.d/a.conf", replaces, false},
+		{"/usr/lib/NetworkManager/conf.d/99.conf", replaces, false},
+		{"/usr/lib/NetworkManager/conf.d/10.conf", replaces, true},
+		{"/etc/NetworkManager/conf.d/90-ipoibcm.conf", "", false},
+		{"/etc/systemd/network/a.network", replaces, true},
+	} {
+		for _, files := range [][]File{{packaged, {tt.path, tt.text}}, {{tt.path, tt.text}, packaged}} {
+			if got := nmLeaves(files, "ibcm0"); got != tt.want {
+				t.Errorf("with %s, %q: %v", tt.path, tt.text, got)
+			}
 		}
 	}
 }

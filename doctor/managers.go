@@ -1,6 +1,7 @@
 package doctor
 
 import (
+	"cmp"
 	"path"
 	"slices"
 	"strings"
@@ -27,13 +28,13 @@ func (e *exam) managers() control.Check {
 		case networkManager:
 			if !nmLeaves(f.Files, f.Name) {
 				busy = append(busy, "NetworkManager")
-				remedies = append(remedies, "in /etc/NetworkManager/conf.d/ipoibcm.conf: [keyfile] "+
-					"unmanaged-devices=interface-name:"+f.Name)
+				remedies = append(remedies, "in /etc/NetworkManager/conf.d/ipoibcm-"+f.Name+".conf: [keyfile] "+
+					"unmanaged-devices+=interface-name:"+f.Name)
 			}
 		case networkd:
 			if file := networkdTakes(f.Files, f.Name); file != "" {
 				busy = append(busy, "systemd-networkd by "+file)
-				remedies = append(remedies, "in /etc/systemd/network/05-ipoibcm.network: [Match] Name="+f.Name+
+				remedies = append(remedies, "in /etc/systemd/network/05-ipoibcm-"+f.Name+".network: [Match] Name="+f.Name+
 					" [Link] Unmanaged=yes")
 			}
 		default:
@@ -51,25 +52,57 @@ func (e *exam) managers() control.Check {
 	return okay("none runs")
 }
 
-// nmLeaves reports whether NetworkManager is told to leave an interface alone.
+// nmLeaves reports whether NetworkManager is told to leave an interface alone. Of its files, each in the place that
+// [nmOrder] gives it, "=" replaces what earlier ones say, "+=" adds to it, and "-=" takes away from it
+// (NetworkManager.conf(5)).
 func nmLeaves(files []File, name string) bool {
-	for _, file := range files {
-		if !strings.Contains(file.Path, "NetworkManager") {
-			continue
-		}
+	var devices []string
+	for _, file := range nmOrder(files) {
 		for _, line := range assignments(file.Text) {
-			if line.key != "unmanaged-devices" {
+			key := strings.TrimRight(line.key, "+- ")
+			if key != "unmanaged-devices" {
 				continue
 			}
-			for _, d := range strings.FieldsFunc(line.value, func(r rune) bool { return r == ';' || r == ',' }) {
-				if pattern, ok := strings.CutPrefix(strings.TrimSpace(d), "interface-name:"); ok &&
-					match(pattern, name) || d == "*" {
-					return true
-				}
+			said := strings.FieldsFunc(line.value, func(r rune) bool { return r == ';' || r == ',' || r == ' ' })
+			switch line.key[len(line.key)-1] {
+			case '+':
+				devices = append(devices, said...)
+			case '-':
+				devices = slices.DeleteFunc(devices, func(d string) bool { return slices.Contains(said, d) })
+			default:
+				devices = said
 			}
 		}
 	}
-	return false
+	leaves := false
+	for _, d := range devices {
+		d, except := strings.CutPrefix(d, "except:")
+		pattern, ok := strings.CutPrefix(d, "interface-name:")
+		switch fits := d == "*" || ok && match(pattern, name); {
+		case fits && except:
+			return false
+		case fits:
+			leaves = true
+		}
+	}
+	return leaves
+}
+
+// nmOrder returns the files that NetworkManager reads, in its order: those in /usr/lib, those in /run,
+// NetworkManager.conf, and those in /etc. A file hides those of its name in folders that come before its own.
+func nmOrder(files []File) (out []File) {
+	folders := []string{"/usr/lib/NetworkManager/conf.d", "/run/NetworkManager/conf.d", "/etc/NetworkManager", "/etc/NetworkManager/conf.d"}
+	place := func(f File) int { return slices.Index(folders, path.Dir(f.Path)) }
+	for _, f := range files {
+		hidden := slices.ContainsFunc(files, func(g File) bool { return path.Base(g.Path) == path.Base(f.Path) && place(g) > place(f) })
+		if place(f) >= 0 && !hidden {
+			out = append(out, f)
+		}
+	}
+	slices.SortStableFunc(out, func(a, b File) int {
+		return cmp.Or(place(a)-place(b), strings.Compare(path.Base(a.Path), path.Base(b.Path)))
+	})
+	return out
 }
 
 // networkdTakes returns the file by which systemd-networkd configures an interface, "" if networkd leaves
