@@ -22,10 +22,14 @@ type narrow struct {
 	rtt     time.Duration
 	message int
 	jitter  *rand.Rand
-	loss    float64 // of packets, each way
+	loss    float64       // of packets, each way
+	stalls  time.Duration // the way from the sender takes up to so much longer at times
 
 	now     time.Time
 	free    time.Time // when the last packet has left the queue
+	moves   time.Time // when stall changes
+	stall   time.Duration
+	latest  time.Time // when the last packet arrives
 	backlog []leaving
 	events  timerheap.Heap[arrival, *arrival]
 	senders []*sharer
@@ -152,12 +156,28 @@ func (w *narrow) flush(e *sharerEnd) {
 				}
 				w.free = w.free.Add(time.Duration(float64(len(b)+60) * 1e9 / w.rate))
 				w.backlog = append(w.backlog, leaving{w.free, len(b)})
-				at = w.free.Add(w.rtt / 2)
+				at = w.late(w.free.Add(w.rtt / 2))
 			}
 			w.seq++
 			w.events.Set(&arrival{at: at, seq: w.seq, to: to, b: b})
 		}
 	}
+}
+
+// late returns when a packet arrives that would at the time at, if nothing stood still.
+func (w *narrow) late(at time.Time) time.Time {
+	if w.stalls == 0 {
+		return at
+	}
+	if w.moves.Before(w.now) {
+		w.moves = w.now.Add(time.Duration(w.jitter.Int64N(4 * int64(w.stalls))))
+		w.stall = time.Duration(w.jitter.Int64N(int64(w.stalls)))
+	}
+	if at = at.Add(w.stall); at.Before(w.latest) {
+		at = w.latest // order is kept
+	}
+	w.latest = at
+	return at
 }
 
 // feed posts what the limit allows.
@@ -258,25 +278,29 @@ func TestShares(t *testing.T) {
 func TestLossyPath(t *testing.T) {
 	long.OneGoroutine(t)
 	for _, tt := range []struct {
-		loss  float64
-		rtt   time.Duration
-		share float64 // of the rate, at least
+		loss   float64
+		gbps   float64
+		rtt    time.Duration
+		stalls time.Duration
+		share  float64 // of the rate, at least
 	}{
-		{0.001, 300 * time.Microsecond, 0.93},
-		{0.001, time.Millisecond, 0.8},
-		{0.01, 300 * time.Microsecond, 0.68},
-		{0.01, time.Millisecond, 0.32},
-		{0.03, time.Millisecond, 0.11},
+		{0.001, 3, 300 * time.Microsecond, 0, 0.93},
+		{0.001, 3, time.Millisecond, 0, 0.8},
+		{0.01, 3, 300 * time.Microsecond, 0, 0.68},
+		{0.01, 3, time.Millisecond, 0, 0.32},
+		{0.03, 3, time.Millisecond, 0, 0.11},
+		{0.01, 1.6, 200 * time.Microsecond, 300 * time.Microsecond, 0.75},
+		{0.01, 2.4, 200 * time.Microsecond, 500 * time.Microsecond, 0.5},
 	} {
-		w := &narrow{t: t, rate: 3e9 / 8, queue: 4_000_000, rtt: tt.rtt, message: 61444, loss: tt.loss,
+		w := &narrow{t: t, rate: tt.gbps * 1e9 / 8, queue: 4_000_000, rtt: tt.rtt, message: 61444, loss: tt.loss, stalls: tt.stalls,
 			now: time.Unix(1000, 0), jitter: rand.New(rand.NewPCG(1, 1))}
 		w.add(0)
 		s := w.senders[0]
 		w.run(time.Second / 4)
 		before := s.got
 		w.run(time.Second)
-		if share := float64(s.got-before) * 8 / 3e9; share < tt.share {
-			t.Errorf("%v of packets lost, %v: %.2f of the rate, want %.2f", tt.loss, tt.rtt, share, tt.share)
+		if share := float64(s.got-before) * 8 / 1e9 / tt.gbps; share < tt.share {
+			t.Errorf("%v of packets lost, %v, stalls of %v: %.2f of the rate, want %.2f", tt.loss, tt.rtt, tt.stalls, share, tt.share)
 		}
 	}
 }
@@ -301,6 +325,9 @@ func TestFillsPath(t *testing.T) {
 		{"20 Mb/s, 30 KB of queue", 20, 30_000, 200 * time.Microsecond, time.Second, 0.9, 0.03},
 		{"20 Mb/s, 50 ms of queue", 20, 125_000, 200 * time.Microsecond, time.Second, 0.95, 0.03},
 		{"300 Mb/s, 10 ms of queue", 300, 375_000, 200 * time.Microsecond, time.Second / 4, 0.95, 0.01},
+		{"1 Gb/s, 100 KB of queue", 1000, 100_000, 200 * time.Microsecond, time.Second / 4, 0.9, 0.02},
+		{"2.4 Gb/s, 100 KB of queue", 2400, 100_000, 200 * time.Microsecond, time.Second / 4, 0.8, 0.04},
+		{"2.4 Gb/s, 200 KB of queue", 2400, 200_000, 200 * time.Microsecond, time.Second / 4, 0.9, 0.01},
 		{"1 Gb/s, 10 ms, a queue as long", 1000, 1_250_000, 10 * time.Millisecond, time.Second, 0.9, 0.01},
 		{"2.4 Gb/s, 10 ms, a queue as long", 2400, 3_000_000, 10 * time.Millisecond, time.Second, 0.9, 0.01},
 		{"600 Mb/s, 40 ms, a queue as long", 600, 3_000_000, 40 * time.Millisecond, time.Second, 0.9, 0.01},

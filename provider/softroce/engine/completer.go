@@ -446,6 +446,7 @@ type roundTrip struct {
 	known        bool
 	mean, spread time.Duration
 	last         time.Duration
+	most         time.Duration    // the longest of late: it comes nearer to the mean with each measurement
 	longer       time.Duration    // least wait for a probe, because one was in vain since the last measurement
 	leasts       [2]time.Duration // of this leastPeriod and of the one before; 0: none
 	since        time.Time        // when this leastPeriod began
@@ -540,6 +541,7 @@ func (t *roundTrip) end(una ib.PSN, now time.Time) {
 func (t *roundTrip) take(d time.Duration, now time.Time) {
 	t.last, t.longer, t.lates, t.doubted = d, 0, 0, false
 	t.keepLeast(d, now)
+	t.most = max(d, t.most-(t.most-t.mean)/16)
 	if !t.known {
 		t.known, t.mean, t.spread = true, d, d/2
 		return

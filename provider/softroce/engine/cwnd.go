@@ -8,8 +8,11 @@ import (
 
 const (
 	// A queue on the path counts as full when the round trip exceeds the least one by
-	// queueTrip and by a quarter of the least one.
-	queueTrip = 200 * time.Microsecond
+	// queueTrip and by a quarter of the least one. It may exceed it by less than longQueue because a
+	// long message is on its way. Then it must be near the longest of late as well, three quarters
+	// of the way from the least: a queue loses packets when it is full, and a path that loses
+	// some by itself does so at any time.
+	queueTrip, longQueue = 200 * time.Microsecond, time.Millisecond
 	// keptOf is how many tenths of what was in flight stay in flight after a queue
 	// overflowed (RFC 9438 section 4.6).
 	keptOf = 7
@@ -45,8 +48,8 @@ func (q *QP) congested(psn ib.PSN) bool {
 	if c.allowed > 0 && psn.Before(c.end) {
 		return true
 	}
-	least := r.rtt.least()
-	if least == 0 || max(r.rtt.mean, r.rtt.last) < least+max(least/4, queueTrip) {
+	least, now := r.rtt.least(), max(r.rtt.mean, r.rtt.last)
+	if least == 0 || now < least+max(least/4, queueTrip, min(longQueue, 3*(r.rtt.most-least)/4)) {
 		return false
 	}
 	flight := r.highest.Sub(psn)
@@ -62,7 +65,12 @@ func (q *QP) congested(psn ib.PSN) bool {
 func (q *QP) cwndAcked(n int, una ib.PSN) {
 	r := &q.req
 	c := &r.cwnd
-	if c.allowed == 0 || una.Before(c.end) || r.next.Sub(r.una) < c.allowed/2 {
+	if c.allowed == 0 || una.Before(c.end) {
+		return
+	}
+	c.end = una // nothing before it can be lost any more; a PSN that is left behind comes to be ahead
+	if r.next.Sub(r.una) < c.allowed/2 {
+		c.round = una
 		return
 	}
 	// These products do not fit an int of 32 bits.

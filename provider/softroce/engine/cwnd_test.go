@@ -1,6 +1,7 @@
 package engine
 
 import (
+	"cmp"
 	"testing"
 	"time"
 
@@ -26,17 +27,20 @@ func congest(t *testing.T, n int, least, trip time.Duration) *pair {
 // each window; any other loss leaves that to how often packets are lost.
 func TestCongestion(t *testing.T) {
 	for _, tt := range []struct {
-		name        string
-		least, trip time.Duration
-		want        int
+		name              string
+		least, trip, most time.Duration
+		want              int
 	}{
-		{"a short path with a queue", 100 * time.Microsecond, 2 * time.Millisecond, 35},
-		{"a long path with a queue", 10 * time.Millisecond, 15 * time.Millisecond, 35},
-		{"a short path", 100 * time.Microsecond, 250 * time.Microsecond, 0},
-		{"a long path", 10 * time.Millisecond, 12 * time.Millisecond, 0},
+		{"a short path with a queue", 100 * time.Microsecond, 2 * time.Millisecond, 0, 35},
+		{"a long path with a queue", 10 * time.Millisecond, 15 * time.Millisecond, 0, 35},
+		{"a queue that is nearly full", 100 * time.Microsecond, 2 * time.Millisecond, 2500 * time.Microsecond, 35},
+		{"a long message on its way, and no queue", 100 * time.Microsecond, 600 * time.Microsecond, 900 * time.Microsecond, 0},
+		{"a short path", 100 * time.Microsecond, 250 * time.Microsecond, 0, 0},
+		{"a long path", 10 * time.Millisecond, 12 * time.Millisecond, 0, 0},
 	} {
 		p := congest(t, 50, tt.least, tt.trip)
 		r := &p.a.req
+		r.rtt.most = cmp.Or(tt.most, tt.trip)
 		for i := range 3 {
 			p.a.lost(r.una.Add(10 * i)) // of one window
 		}
@@ -83,5 +87,36 @@ func TestCongestionWindowGrows(t *testing.T) {
 		if got := grown(1); got > 0 {
 			t.Errorf("%d packets: %d more after one round trip, want less than one", n, got)
 		}
+	}
+}
+
+// A window that a loss has lowered goes on growing, and falls at the next loss, however many packets that do
+// not fill it have been sent between: also after half of all PSNs.
+func TestCongestionWindowOutlivesPSNs(t *testing.T) {
+	p := congest(t, 50, 100*time.Microsecond, 2*time.Millisecond)
+	r := &p.a.req
+	p.a.lost(r.una)
+	lowered := r.cwnd.allowed
+	acked := func(flight int) {
+		r.next = r.highest.Add(flight)
+		r.una, r.highest = r.highest, r.next
+		p.a.cwndAcked(flight, r.una)
+	}
+	for range 1<<23 + 1000 {
+		acked(1)
+	}
+	if got := r.cwnd.allowed; got != lowered {
+		t.Fatalf("%d packets may be in flight after packets that came singly, want %d", got, lowered)
+	}
+	for range 20 {
+		acked(r.cwnd.allowed)
+	}
+	grown := r.cwnd.allowed
+	if grown <= lowered {
+		t.Errorf("%d packets may be in flight after 20 full round trips, want more than %d", grown, lowered)
+	}
+	p.a.lost(r.una)
+	if got := r.cwnd.allowed; got >= grown {
+		t.Errorf("%d packets may be in flight after a loss, want fewer than %d", got, grown)
 	}
 }

@@ -69,7 +69,8 @@ func (e *earlyBuffer) has(psn ib.PSN) bool {
 // whether there was room.
 func (e *earlyBuffer) keep(pkt *roce.Packet, d int, bufs Buffers) bool {
 	n := len(pkt.Covered) + roce.ICRCLen
-	if d >= earlyPackets || d >= max(nearRing, sparseRing/2*(e.n+1)) || e.octets+n > earlyOctets {
+	taken := d < len(e.slots) && *e.slot(pkt.BTH.PSN()) != nil // by a packet that a READ has overtaken
+	if taken || d >= earlyPackets || d >= max(nearRing, sparseRing/2*(e.n+1)) || e.octets+n > earlyOctets {
 		return false
 	}
 	b := buffer(n, e.n, bufs)
@@ -172,7 +173,9 @@ func (q *QP) receiveEarly(pkt *roce.Packet, d int, now time.Time) DropReason {
 			return duplicate
 		}
 		q.dropEarly() // one of the two was forged
-		q.nakGap()
+		if !r.waiting {
+			q.nakGap()
+		}
 		return DropSequence
 	}
 	first := e.n == 0

@@ -181,3 +181,57 @@ type countedBuffers struct{ out int }
 
 func (b *countedBuffers) Get(int) []byte { b.out++; return make([]byte, 4200) }
 func (b *countedBuffers) Put([]byte)     { b.out-- }
+
+// A kept packet that a READ has overtaken is not overwritten by one that would be in its place: its buffer
+// would be lost.
+func TestEarlySlotIsTaken(t *testing.T) {
+	bufs, e := &countedBuffers{}, earlyBuffer{}
+	keep := func(psn ib.PSN, ahead int) bool {
+		b := make([]byte, roce.BTHLen+roce.ICRCLen)
+		roce.PutBTH(b, roce.BTHFields{Opcode: roce.RCSendOnly, PSN: psn})
+		var pkt roce.Packet
+		if err := pkt.Parse(b); err != nil {
+			t.Fatal(err)
+		}
+		return e.keep(&pkt, ahead, bufs)
+	}
+	if !keep(3, 3) {
+		t.Fatal("the first packet was not kept")
+	}
+	if keep(3+smallRing, 3) {
+		t.Error("a packet was kept in the place of another")
+	}
+	if bufs.out != e.n {
+		t.Errorf("%d buffers are in use for %d packets", bufs.out, e.n)
+	}
+}
+
+// However many forged packets differ from those that are kept, one NAK is sent until the packet comes that is missing:
+// each costs the peer a retry.
+func TestForgedEarlyCostsOneNAK(t *testing.T) {
+	p := newPair(t, ib.RC, nil)
+	p.b.postRecv(1, make([]byte, 700))
+	p.a.post(verbs.SendWR{ID: 1, Opcode: verbs.Send, SG: sg(make([]byte, 700))})
+	out := p.output(p.a)
+	for range 8 {
+		for i := range 2 {
+			b := forged(p.b, 5, false)
+			b[roce.BTHLen] = byte(i)
+			p.input(p.b, b)
+		}
+		for _, b := range p.output(p.b) {
+			p.input(p.a, b)
+			p.output(p.a)
+		}
+	}
+	if n := p.b.Counters().NAKsOut; n != 1 {
+		t.Errorf("%d NAKs were sent, want 1", n)
+	}
+	expect.Equal(t, p.a.state, verbs.StateRTS, "state")
+	for _, b := range out {
+		p.input(p.b, b)
+	}
+	if len(p.b.recv) != 1 {
+		t.Error("the message was not delivered")
+	}
+}

@@ -361,11 +361,12 @@ func (q *QP) Deadline() time.Time {
 	return d
 }
 
-// window returns how many packets may be unacknowledged.
+// window returns how many packets may be unacknowledged: more than what is configured only on a long path, and
+// then no more than a receiver like this one keeps behind a lost packet.
 func (q *QP) window() int {
 	w := max(q.cfg.window(), q.cfg.WindowOctets/max(q.mtu, 1))
 	if least := q.req.rtt.least(); least > windowTrip {
-		w = max(w, min(int(int64(w)*int64(least)/int64(windowTrip)), q.cfg.MaxWindowOctets/max(q.mtu, 1)))
+		w = max(w, min(int(int64(w)*int64(least)/int64(windowTrip)), q.cfg.MaxWindowOctets/max(q.mtu, 1), earlyPackets))
 	}
 	return w
 }

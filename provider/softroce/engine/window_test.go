@@ -68,6 +68,15 @@ func TestWindowFollowsTheRoundTrip(t *testing.T) {
 	}
 }
 
+// However long the path, no more packets are in flight than a receiver keeps behind a lost one.
+func TestWindowIsWhatIsKept(t *testing.T) {
+	p := newPair(t, ib.RC, func(c *Config, attr *verbs.QPAttr) {
+		c.Window, c.MaxWindowOctets, attr.PathMTU = 512, 8<<20, ib.MTU1024
+	})
+	p.trip(100 * time.Millisecond)
+	expect.Equal(t, p.a.window(), earlyPackets, "packets that may be in flight")
+}
+
 // A path that is longer than the first probe waits has its round trip measured all
 // the same, and no probe follows then.
 func TestLongPathIsMeasured(t *testing.T) {
