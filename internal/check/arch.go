@@ -127,7 +127,9 @@ func (r *run) testEmulated() {
 			exec = []string{"-exec=" + program}
 		}
 		for _, e := range emulations {
-			r.testAt(placeFor(arch), e.packages, append(e.flags(), exec...)...)
+			at := placeFor(arch)
+			at.behind = true
+			r.testAt(at, e.packages, append(e.flags(), exec...)...)
 			if r.out.interrupted() {
 				return
 			}

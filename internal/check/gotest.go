@@ -52,6 +52,9 @@ type place struct {
 	behind bool     // other processes have the processors first (nice)
 }
 
+// shortForm is where tests run on this machine in their short form, with the others before them.
+var shortForm = place{env: []string{long.Variable + "="}, behind: true}
+
 // behind is the beginning of a command that runs with a lower priority than others. It is not nice's
 // default of 10, with which the command would get only a tenth of a processor beside a busy program of
 // another user.

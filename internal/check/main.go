@@ -247,17 +247,29 @@ func (r *run) all() {
 		})
 		return
 	}
-	// Tests run without the race detector too: only then they count allocations and make large runs.
-	r.stages([][]step{append(source,
-		step{"tests, long form", func() { r.test(g.unit) }},
-		step{"network namespaces, long form", netns},
-		step{"architectures: vet and build", r.vetAll},
-		step{"architectures: tests on " + narrow, r.testNarrow(g.unit)},
-		step{"architectures: tests in emulation", r.testEmulated},
-		step{"mutants, a tenth", r.mutants},
-		step{"tests with the race detector, long form", r.race(place{}, g.unit)},
+	// Tests run without the race detector too: only then they count allocations and make large runs. As in
+	// the short form, what looks at the clock has the processors before what does not, and nothing fills the
+	// kernel's one table of neighbours beside the tests in network namespaces. Under the race detector the
+	// packages without concurrency run in their short form: there it has nothing to find.
+	r.stages([][]step{
+		{{"network namespaces, long form", netns}},
+		append(source,
+			step{"architectures: vet and build", r.vetAll},
+			step{"tests without a clock, long form", func() { r.testAt(place{behind: true}, g.pure) }}),
+	}, [][]step{
+		{{"tests, long form", func() { r.test(g.clocked, oneMore) }}},
+		{{"architectures: tests in emulation", r.testEmulated}},
+	}, [][]step{
 		// the agents too are built with the race detector
-		step{"network namespaces with the race detector, long form", r.race(place{}, g.netns, netnsFlags...)})})
+		{{"network namespaces with the race detector, long form", r.race(place{}, g.netns, netnsFlags...)}},
+		{{"tests without a clock with the race detector", r.race(shortForm, g.pure)}},
+	}, [][]step{
+		{{"tests with the race detector, long form", r.race(place{}, g.clocked)}},
+	}, [][]step{
+		{{"architectures: tests on " + narrow, r.testNarrow(g.unit)}},
+	}, [][]step{
+		{{"mutants, a tenth", r.mutants}},
+	})
 }
 
 // netnsFlags let the tests in network namespaces, which mostly wait, overlap.

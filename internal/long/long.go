@@ -37,11 +37,11 @@ func Only(tb testing.TB) {
 }
 
 // OneGoroutine is for a test that takes long and runs on one goroutine only. There the race detector has
-// nothing to find, and makes the test ten times as slow. The short form skips the test under the race
-// detector and runs it without; the long form runs it under the race detector too.
+// nothing to find, and makes the test ten times as slow. So under the race detector the test is skipped; each
+// form runs it without as well.
 func OneGoroutine(tb testing.TB) {
 	tb.Helper()
-	if Race && !Form() {
+	if Race {
 		tb.Skip("is on one goroutine, and runs without the race detector too")
 	}
 }
