@@ -238,7 +238,7 @@ func (c *Conn) transmit(dst []Action, now time.Time, k *call) []Action {
 func (c *Conn) wake(dst []Action, now time.Time) []Action {
 	if !c.negotiated.IsZero() && !now.Before(c.negotiated) {
 		if k := first(c.calls, (*call).sent); k != nil {
-			dst = c.assumeOne(dst, now, k, fault(ReasonTimeout, "of the first message"))
+			dst = c.silent(dst, now, k)
 		}
 		if c.state != connUp {
 			return dst
