@@ -30,14 +30,29 @@ func (c *Conn) sentCall(xid XID) *call {
 }
 
 // lateAnswer handles an answer that sentCall has no call for. If the call was given up, its credit
-// is free again.
+// is free again, and the grant counts.
 func (c *Conn) lateAnswer(dst []Action, now time.Time, h *Header) []Action {
 	if i := slices.Index(c.abandoned, h.XID); i >= 0 {
 		c.abandoned = slices.Delete(c.abandoned, i, i+1)
 		c.count[ReasonStray]++
+		c.takeGrant(h)
 		return c.pump(dst, now)
 	}
 	return c.drop(dst, fault(ReasonStray, "xid %v", h.XID))
+}
+
+// takeGrant takes the credits that an answer to a call of ours grants.
+func (c *Conn) takeGrant(h *Header) {
+	if h.Proc == ProcERROR {
+		if c.settled && h.Credit > 0 { // draft section 6: not before a reply that is no error
+			c.granted = int(min(h.Credit, maxCredits))
+		}
+		return
+	}
+	if h.Credit == 0 {
+		c.count[ReasonZeroCredits]++
+	}
+	c.granted = int(min(max(1, h.Credit), maxCredits))
 }
 
 func (c *Conn) recvReply(dst []Action, now time.Time, h *Header, payload []byte, ev Recv) []Action {
@@ -64,10 +79,7 @@ func (c *Conn) recvReply(dst []Action, now time.Time, h *Header, payload []byte,
 		c.count[err.Reason]++
 		done = Done{Err: err}
 	}
-	if h.Credit == 0 {
-		c.count[ReasonZeroCredits]++
-	}
-	c.granted = int(min(max(1, h.Credit), maxCredits))
+	c.takeGrant(h)
 	settles := !c.settled && c.opts.Client
 	if settles {
 		c.settled, c.negotiated = true, time.Time{}
@@ -163,9 +175,7 @@ func (c *Conn) recvError(dst []Action, now time.Time, h *Header) []Action {
 	if settling && k.probe {
 		return c.assumeOne(dst, now, k, fault(ReasonPeerError, "%v", h.Error.Code))
 	}
-	if c.settled && h.Credit > 0 { // draft section 6: not before a reply that is no error
-		c.granted = int(min(h.Credit, maxCredits))
-	}
+	c.takeGrant(h)
 	if h.Error.Code == ErrCantReply && c.enlarge(k, h.Error) {
 		c.count[ReasonPeerError]++
 		dst = c.releaseAll(dst, k)
