@@ -321,7 +321,7 @@ func (e *End) end(why error) {
 		unbind()
 		_ = e.qp.Modify(verbs.QPAttr{State: verbs.StateError}) // gone already is as good
 		e.mu.Lock()
-		e.apply(rpcrdma.Disconnected{Err: why})
+		e.apply(rpcrdma.Disconnected{Err: why, Own: e.failed || errors.Is(why, ErrClosed)})
 		e.closed = true
 		e.mu.Unlock()
 		e.destroy()

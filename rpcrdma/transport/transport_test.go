@@ -306,6 +306,33 @@ func TestVersionOneServer(t *testing.T) {
 	})
 }
 
+// TestOwnEndTeachesNothing: V2-6.2-3. A client that ends the connection itself does not conclude from the
+// missing answer that the peer is of version one.
+func TestOwnEndTeachesNothing(t *testing.T) {
+	each(t, func(t *testing.T, join func(*testing.T, Options, Options) (*End, *End)) {
+		for name, end := range map[string]func(*End){
+			"closed": (*End).Close,
+			"failed": func(c *End) {
+				c.mu.Lock()
+				c.fail(verbs.ErrNoResources)
+				c.mu.Unlock()
+				<-c.Done()
+			},
+		} {
+			versions, asked := new(Versions), make(chan struct{})
+			c, _ := join(t, Options{Versions: versions, Peer: "server", RPC: rpcrdma.Options{Program: program, ProgVersion: 1}},
+				Options{Serve: func(ctx context.Context, _ rpcrdma.Serve) rpcrdma.Event {
+					close(asked)
+					<-ctx.Done()
+					return nil
+				}})
+			<-asked
+			end(c)
+			expect.Equal(t, versions.start("server"), 0, "%s: version to begin with", name)
+		}
+	})
+}
+
 // More calls at once than there are credits: all are answered.
 func TestManyCalls(t *testing.T) {
 	each(t, func(t *testing.T, join func(*testing.T, Options, Options) (*End, *End)) {
