@@ -230,6 +230,11 @@ func (c *Conn) transmit(dst []Action, now time.Time, k *call) []Action {
 		return c.pump(c.end(dst, k, fault(ReasonTooBig, "%d octets, the threshold is %d (%v)", len(out)+len(payload),
 			send, err)), now)
 	}
+	reply.Reply = h.Reply
+	if n := reply.len(); n > recv { // the program would run, and its reply not come
+		return c.pump(c.end(dst, k, fault(ReasonTooBig, "a header of the reply of %d octets, the threshold is %d", n,
+			recv)), now)
+	}
 	k.state, k.keepXID = callSent, false
 	if c.opts.Client && !c.settled && (k.probe || k.vers == Version2) {
 		c.negotiated = now.Add(c.opts.negotiateTimeout())
