@@ -189,13 +189,18 @@ func (c *Conn) recvError(dst []Action, now time.Time, h *Header) []Action {
 }
 
 // enlarge raises the memory for the reply of k to the length that the responder needs. It returns
-// false if k must not be sent again: the program ran, the retries are used up, that length is above
-// MaxLong, or the ERROR makes no sense, such as with a length that fits (draft section 5.2.4).
+// false if k must not be sent again: the program ran, the retries are used up, all memory for the
+// reply together would be above MaxLong, or the ERROR makes no sense, such as with a length that
+// fits (draft section 5.2.4).
 func (c *Conn) enlarge(k *call, e TransportError) bool {
 	if e.Processed || e.LengthNeeded == 0 || k.retries >= c.opts.maxRetries() {
 		return false // we must not make a program run twice
 	}
-	at, room := uint32(1), uint64(c.opts.maxLong())
+	taken := k.req.MaxReply
+	for _, n := range k.req.Results {
+		taken += n
+	}
+	at, room := uint32(1), uint64(max(0, c.opts.maxLong()-taken)) // how many octets more may be exposed
 	need := uint64(e.LengthNeeded)
 	for i, n := 0, 0; i < len(k.regs); i++ {
 		r := &k.regs[i]
@@ -205,7 +210,7 @@ func (c *Conn) enlarge(k *call, e TransportError) bool {
 		for j, s := range r.segs {
 			if at == e.SegmentIndex {
 				need += r.segs.Len() - uint64(r.segs[j].Length)
-				if e.LengthNeeded <= s.Length || need > room {
+				if e.LengthNeeded <= s.Length || need > r.segs.Len()+room {
 					return false
 				}
 				if r.use == regReply {
@@ -221,7 +226,7 @@ func (c *Conn) enlarge(k *call, e TransportError) bool {
 			n++
 		}
 	}
-	if e.SegmentIndex != 0 || need > room || need <= uint64(k.req.MaxReply) {
+	if e.SegmentIndex != 0 || need > uint64(k.req.MaxReply)+room || need <= uint64(k.req.MaxReply) {
 		return false
 	}
 	k.req.MaxReply = int(need)
