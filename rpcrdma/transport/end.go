@@ -30,7 +30,8 @@ type Options struct {
 	// Linux's siw overlooks what arrives while it is busy with its accept.
 	Pause time.Duration
 	// Versions remembers the peers' versions, for all clients that share it. Peer is the name of this peer
-	// there; DialRoCE has its address and port for a name if Peer is empty.
+	// there; DialRoCE has its address and port for a name if Peer is empty. Nothing is remembered of a peer
+	// without a name.
 	Versions *Versions
 	Peer     string
 	// Closed, if it is not nil, is called with the reason when the connection has ended.
@@ -118,7 +119,9 @@ func New(opt Options) (*End, error) {
 	var xid [4]byte
 	_, _ = rand.Read(xid[:]) // never fails
 	opt.RPC.XID = rpcrdma.XID(binary.BigEndian.Uint32(xid[:]))
-	opt.RPC.Start = cmp.Or(opt.Versions.start(opt.Peer), opt.RPC.Start)
+	if v := opt.Versions.start(opt.Peer); v >= opt.RPC.MinVersion && v <= cmp.Or(opt.RPC.MaxVersion, v) {
+		opt.RPC.Start = cmp.Or(v, opt.RPC.Start) // clients that share Versions may speak others
+	}
 	m, err := rpcrdma.NewConn(opt.RPC)
 	if err != nil {
 		return nil, err
