@@ -148,6 +148,7 @@ func TestNotRTR(t *testing.T) {
 	if s.counter("mpa_not_rtr") != 1 {
 		t.Error("not counted")
 	}
+	expect.Equal(t, s.counter("terminates_sent"), 1, "terminates_sent")
 }
 
 // TestBadFirstFPDU: what comes instead of the first message ends the connection,
@@ -239,6 +240,7 @@ func TestInitiatorTerminates(t *testing.T) {
 		if s.qp.State() != verbs.StateInit {
 			t.Errorf("%s: state %v", tt.name, s.qp.State())
 		}
+		expect.Equal(t, s.counter("terminates_sent"), 1, "%s: terminates_sent", tt.name)
 	}
 }
 
@@ -319,6 +321,33 @@ func TestBadSegments(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestReadOfMemoryThatGoes: memory may be deregistered while the peer reads it. A Terminate then ends the
+// Read Response.
+func TestReadOfMemoryThatGoes(t *testing.T) {
+	s, p := accepted(t, Options{}, mpa.Options{Depths: mpa.Depths{IRD: 4, ORD: 4}}, p2pRequest)
+	p.fpdu(mpa.AppendRTR(nil, mpa.RTRWrite))
+	const size = 32 << 20 // more than the buffers of TCP hold
+	r := s.mem(make([]byte, size), verbs.RemoteRead)[0].Region
+	p.fpdu(readRequest(1, mpa.ReadRequest{Size: size, SourceSTag: r.RKey, SourceTO: r.Addr}))
+	p.expect(mpa.OpReadResponse)
+	if err := s.d.Deregister(r); err != nil {
+		t.Fatal(err)
+	}
+	seg, err := p.next()
+	for err == nil && seg.Opcode == mpa.OpReadResponse {
+		seg, err = p.next()
+	}
+	if err != nil || seg.Opcode != mpa.OpTerminate {
+		t.Fatalf("got %v, %v behind the Read Response, want a Terminate", &seg, err)
+	}
+	if c, err := mpa.ParseTerminate(seg.Payload); err != nil || c != mpa.RDMAPInvalidSTag {
+		t.Errorf("Terminate %v (%v), want %v", c, err, mpa.RDMAPInvalidSTag)
+	}
+	p.ended()
+	s.fatal()
+	expect.Equal(t, s.counter("terminates_sent"), 1, "terminates_sent")
 }
 
 func readRequest(msn uint32, r mpa.ReadRequest) []byte {

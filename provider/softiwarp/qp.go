@@ -241,7 +241,7 @@ func (d *Device) meet(ctx context.Context, v verbs.QP, s *Startup,
 	try := &attempt{cancel}
 	q.settle = try
 	q.mu.Unlock()
-	s.Count = d.counted(s.Count)
+	s.Count, s.terms = d.counted(s.Count), &d.count.termsOut
 	st, res, err := f(ctx)
 	q.mu.Lock()
 	defer q.mu.Unlock()

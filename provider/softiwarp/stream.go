@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +25,7 @@ type Stream struct {
 	Result mpa.Result
 
 	conn  net.Conn
+	terms *atomic.Uint64 // of the Startup
 	in    mpa.Deframer
 	out   mpa.Framer
 	mulp  int // largest ULPDU that is sent, octets
@@ -198,6 +200,9 @@ func (s *Stream) Terminate(c mpa.Cause) {
 }
 
 func (s *Stream) terminate(c mpa.Cause) {
+	if s.terms != nil {
+		s.terms.Add(1)
+	}
 	_ = s.write(mpa.AppendTerminate(nil, c), nil) // the end is the same if it does not arrive
 }
 
