@@ -218,7 +218,9 @@ func linger(conn net.Conn) {
 	if !ok || half.CloseWrite() != nil {
 		return
 	}
-	_ = conn.SetReadDeadline(time.Now().Add(lingerTimeout))
+	// A timer and not a deadline: a reader may still set deadlines of its own.
+	defer time.AfterFunc(lingerTimeout, func() { _ = conn.Close() }).Stop()
+	_ = conn.SetReadDeadline(time.Time{}) // one that has passed has ended the reader
 	var b [4096]byte
 	for {
 		if _, err := conn.Read(b[:]); err != nil {
