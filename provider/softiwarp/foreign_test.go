@@ -202,6 +202,33 @@ func TestNoRTRComes(t *testing.T) {
 	expect.Equal(t, s.counter("mpa_rtr_timeout"), 1, "mpa_rtr_timeout")
 }
 
+// TestAcceptRefused: a queue pair that cannot take the connection leaves none open.
+func TestAcceptRefused(t *testing.T) {
+	other, used := newSide(t, Options{}), newSide(t, Options{})
+	if err := used.qp.Modify(verbs.QPAttr{State: verbs.StateError}); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		qp   verbs.QP
+		want error
+	}{
+		{"another device's", other.qp, verbs.ErrInvalid},
+		{"not in INIT", used.qp, verbs.ErrState},
+	} {
+		a, b := tcpPair(t)
+		_, err := used.d.Accept(context.Background(), tt.qp, Startup{}, a,
+			func(context.Context, mpa.Request) mpa.Event { return mpa.Accept{} })
+		if !errors.Is(err, tt.want) {
+			t.Errorf("%s: error %v, want %v", tt.name, err, tt.want)
+		}
+		if _, err := a.Write([]byte{0}); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("%s: a write afterwards: %v, want %v", tt.name, err, net.ErrClosed)
+		}
+		b.Close()
+	}
+}
+
 // TestInitiatorTerminates: what an initiator cannot work with ends in a Terminate
 // with the code, as the only FPDU.
 func TestInitiatorTerminates(t *testing.T) {
