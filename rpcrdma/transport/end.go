@@ -24,7 +24,8 @@ type Options struct {
 	RPC rpcrdma.Options
 	// Serve answers a call of the peer, in a goroutine of its own. At most as many run at a time as
 	// the End grants credits. It returns an Answer or a CannotAnswer, whose ID the End fills in.
-	// ctx ends with the connection. A nil Serve, or any other event, answers RPCProgUnavail.
+	// ctx ends with the connection, which waits for all that run: Serve must not call [End.Close]. A nil
+	// Serve, or any other event, answers RPCProgUnavail.
 	Serve func(ctx context.Context, call rpcrdma.Serve) rpcrdma.Event
 	// Pause is how long a client over iWARP waits between the connection and its first message:
 	// Linux's siw overlooks what arrives while it is busy with its accept.
@@ -34,7 +35,8 @@ type Options struct {
 	// without a name.
 	Versions *Versions
 	Peer     string
-	// Closed, if it is not nil, is called with the reason when the connection has ended.
+	// Closed, if it is not nil, is called with the reason when the connection has ended. It must not call
+	// [End.Close], which waits for it.
 	Closed func(error)
 }
 
@@ -302,7 +304,8 @@ func (e *End) Call(ctx context.Context, req rpcrdma.Submit) (Reply, error) {
 	return Reply{d.Payload, d.Results, d.Option}, nil
 }
 
-// Close ends the connection, releases everything and returns when that is done.
+// Close ends the connection, releases everything and returns when that is done. It waits for
+// Options.Serve and Options.Closed, so that a Close in one of them would wait for itself.
 func (e *End) Close() {
 	e.end(ErrClosed)
 	<-e.done
