@@ -154,7 +154,7 @@ func (c *Conn) Step(dst []Action, now time.Time, ev Event) []Action {
 		}
 	case Disconnected:
 		if c.state != connDead {
-			return c.disconnected(dst, ev.Err)
+			return c.disconnected(dst, ev)
 		}
 	case Recv:
 		if c.state == connUp {
@@ -206,16 +206,16 @@ func (c *Conn) connected(dst []Action, now time.Time, private []byte) []Action {
 }
 
 // disconnected ends the connection. If the first message of a client had version two and got no
-// answer, and the client speaks version one too, Learned makes it offer version one on the next
-// connection (draft section 6.2).
-func (c *Conn) disconnected(dst []Action, why error) []Action {
-	if c.opts.Client && !c.settled && c.version == Version2 && c.opts.speaks(Version1) &&
+// answer before the peer or the transport ended the connection, and the client speaks version one too,
+// Learned makes it offer version one on the next connection (draft section 6.2).
+func (c *Conn) disconnected(dst []Action, ev Disconnected) []Action {
+	if !ev.Own && c.opts.Client && !c.settled && c.version == Version2 && c.opts.speaks(Version1) &&
 		slices.ContainsFunc(c.calls, (*call).sent) {
 		dst = append(dst, Learned{Version1, true})
 	}
 	text := "by the peer or the transport"
-	if why != nil {
-		text = why.Error()
+	if ev.Err != nil {
+		text = ev.Err.Error()
 	}
 	err := fault(ReasonDisconnected, "%s", text)
 	c.count[err.Reason]++

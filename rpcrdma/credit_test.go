@@ -7,7 +7,7 @@ import "testing"
 //
 //	credits-client    V2-R1-1, V2-R1-3; a grant of zero is taken as one: V2-R1-2
 //	credits-server    what is granted, which is never zero: V2-R1-2; a requester that does not count
-//	credits-timeout   a call that is given up keeps its credit
+//	credits-timeout   a call that is given up keeps its credit, and its late answer grants: V2-R1-1
 func TestCredits(t *testing.T) { playScripts(t, "credits-*") }
 
 // TestCalls runs testdata/calls-*.txt.

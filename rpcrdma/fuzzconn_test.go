@@ -79,7 +79,7 @@ func (d *fuzzDriver) next(in []byte) []byte {
 			d.t.Fatalf("deadline %v stays at %v", dl, d.now)
 		}
 	case 2:
-		d.step(Disconnected{errors.New("x")})
+		d.step(Disconnected{Err: errors.New("x")})
 	case 3, 4, 5, 6:
 		d.nextID++
 		s := Submit{ID: d.nextID, Payload: rpc(16 * op), Timeout: time.Duration(arg()) * time.Second}

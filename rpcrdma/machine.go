@@ -10,8 +10,12 @@ type (
 	// at connection time, in any format.
 	Connected struct{ Private []byte }
 	// Disconnected says that the connection has ended or was lost, and that no peer can reach our
-	// memory through it any more. Err is for people.
-	Disconnected struct{ Err error }
+	// memory through it any more. Err is for people. Own says that this end has ended it, which says
+	// nothing of the peer.
+	Disconnected struct {
+		Err error
+		Own bool
+	}
 	// Recv is a message that arrived in a Send. If WithInv is set, that Send has invalidated our
 	// handle Invalidated, which otherwise has no meaning. Data need only last until the actions of
 	// this Step are carried out.

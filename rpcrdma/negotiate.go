@@ -33,6 +33,19 @@ func (c *Conn) assumeOne(dst []Action, now time.Time, k *call, err *Error) []Act
 	return c.again(dst, now, k, Version1)
 }
 
+// silent handles the end of NegotiateTimeout, which k, our first message, has had no answer for. The
+// probe goes out again in version one. A call of the user does not, because its program may be
+// running: version one is assumed for later connections only, and an answer to k corrects that.
+func (c *Conn) silent(dst []Action, now time.Time, k *call) []Action {
+	switch {
+	case k.probe:
+		return c.assumeOne(dst, now, k, fault(ReasonTimeout, "of the first message"))
+	case c.opts.speaks(Version1):
+		dst = append(dst, Learned{Version1, true})
+	}
+	return dst
+}
+
 // again queues a call that was sent, to be sent anew in version v and with another XID.
 func (c *Conn) again(dst []Action, now time.Time, k *call, v Version) []Action {
 	c.version, c.negotiated = v, time.Time{}

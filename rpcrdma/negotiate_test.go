@@ -15,7 +15,8 @@ import (
 //	2                 ERR_VERS with 1        version one, RFC 8797's thresholds, new XID        negotiation-one
 //	2                 ERR_VERS without 1     closed, remembered                                 negotiation-range
 //	2                 another error          version one is assumed                             negotiation-lost
-//	2                 nothing                version one is assumed after NegotiateTimeout      negotiation-lost
+//	2                 nothing, to NULL       version one is assumed after NegotiateTimeout      negotiation-lost
+//	2                 nothing, to a call     the same, on the next connection                   negotiation-slow
 //	2                 the connection ends    version one is assumed on the next connection      negotiation-cache
 //	1                 reply                  version one                                        negotiation-one
 //	1                 nothing, an error      closed                                             negotiation-lost
@@ -29,6 +30,7 @@ import (
 //	negotiation-range       V2-6.2-2; the credits of an error do not count: V2-6-2
 //	negotiation-lost        V2-6.2-4, V2-6-2
 //	negotiation-call        nothing is lost: V2-6-2, V2-R1-5
+//	negotiation-slow        V2-6.2-4; a call of the user goes out once
 //	negotiation-cache       V2-6.2-3
 //	negotiation-reconnect   8797-4-2, 8797-4-3
 func TestNegotiation(t *testing.T) { playScripts(t, "negotiation-*") }

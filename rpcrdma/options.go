@@ -18,7 +18,8 @@ type Options struct {
 	// means MaxVersion.
 	Start Version
 	// Program and ProgVersion make a client begin with a NULL call of that program, which settles
-	// the version. If Program is zero the first call settles it.
+	// the version. If Program is zero the first call settles it: a peer that drops what it does not
+	// know then costs that call and the connection.
 	Program, ProgVersion uint32
 
 	// SendSize and RecvSize are the largest messages of version one in octets, as
@@ -57,7 +58,9 @@ type Options struct {
 	// MaxCalls bounds the calls that are queued or unanswered. Zero means 128.
 	MaxCalls int
 	// NegotiateTimeout is how long the first message of a client may stay unanswered before the
-	// client takes the peer to be of version one. Zero means 5 s.
+	// client takes the peer to be of version one. It then sends the NULL call of Program again. A
+	// call of the user goes on unchanged, and only later connections begin with version one (see
+	// [Learned]). Zero means 5 s.
 	NegotiateTimeout time.Duration
 	// CallTimeout bounds the time from Submit to Done. It ends no call before the connection is
 	// established. Zero means 30 s.

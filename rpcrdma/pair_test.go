@@ -309,7 +309,7 @@ func (w *fabric) cut(by *end) {
 		e.queue = nil
 	}
 	for _, e := range w.ends {
-		e.step(Disconnected{errors.New("cut by " + by.name)})
+		e.step(Disconnected{Err: errors.New("cut by " + by.name)})
 	}
 }
 

@@ -37,6 +37,9 @@ func (c *Conn) plan(k *call) *Error {
 	if n := k.req.MaxReply; n > 0 && (k.room || c.header(k).len()+n > recv) {
 		k.regs = append(k.regs, reg{use: regReply, want: n, segs: make(Chunk, 1)})
 	}
+	if n := c.header(k).len(); n > recv { // a reply has the same chunks
+		return fault(ReasonTooBig, "a header of the reply of %d octets, the threshold is %d", n, recv)
+	}
 	tail := k.regs
 	if head := c.header(k).len(); k.wide || head+len(k.req.Payload) > send {
 		items := make([]reg, 0, len(k.req.Reduce))

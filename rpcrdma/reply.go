@@ -30,14 +30,29 @@ func (c *Conn) sentCall(xid XID) *call {
 }
 
 // lateAnswer handles an answer that sentCall has no call for. If the call was given up, its credit
-// is free again.
+// is free again, and the grant counts.
 func (c *Conn) lateAnswer(dst []Action, now time.Time, h *Header) []Action {
 	if i := slices.Index(c.abandoned, h.XID); i >= 0 {
 		c.abandoned = slices.Delete(c.abandoned, i, i+1)
 		c.count[ReasonStray]++
+		c.takeGrant(h)
 		return c.pump(dst, now)
 	}
 	return c.drop(dst, fault(ReasonStray, "xid %v", h.XID))
+}
+
+// takeGrant takes the credits that an answer to a call of ours grants.
+func (c *Conn) takeGrant(h *Header) {
+	if h.Proc == ProcERROR {
+		if c.settled && h.Credit > 0 { // draft section 6: not before a reply that is no error
+			c.granted = int(min(h.Credit, maxCredits))
+		}
+		return
+	}
+	if h.Credit == 0 {
+		c.count[ReasonZeroCredits]++
+	}
+	c.granted = int(min(max(1, h.Credit), maxCredits))
 }
 
 func (c *Conn) recvReply(dst []Action, now time.Time, h *Header, payload []byte, ev Recv) []Action {
@@ -64,10 +79,7 @@ func (c *Conn) recvReply(dst []Action, now time.Time, h *Header, payload []byte,
 		c.count[err.Reason]++
 		done = Done{Err: err}
 	}
-	if h.Credit == 0 {
-		c.count[ReasonZeroCredits]++
-	}
-	c.granted = int(min(max(1, h.Credit), maxCredits))
+	c.takeGrant(h)
 	settles := !c.settled && c.opts.Client
 	if settles {
 		c.settled, c.negotiated = true, time.Time{}
@@ -163,9 +175,7 @@ func (c *Conn) recvError(dst []Action, now time.Time, h *Header) []Action {
 	if settling && k.probe {
 		return c.assumeOne(dst, now, k, fault(ReasonPeerError, "%v", h.Error.Code))
 	}
-	if c.settled && h.Credit > 0 { // draft section 6: not before a reply that is no error
-		c.granted = int(min(h.Credit, maxCredits))
-	}
+	c.takeGrant(h)
 	if h.Error.Code == ErrCantReply && c.enlarge(k, h.Error) {
 		c.count[ReasonPeerError]++
 		dst = c.releaseAll(dst, k)
@@ -179,13 +189,18 @@ func (c *Conn) recvError(dst []Action, now time.Time, h *Header) []Action {
 }
 
 // enlarge raises the memory for the reply of k to the length that the responder needs. It returns
-// false if k must not be sent again: the program ran, the retries are used up, that length is above
-// MaxLong, or the ERROR makes no sense, such as with a length that fits (draft section 5.2.4).
+// false if k must not be sent again: the program ran, the retries are used up, all memory for the
+// reply together would be above MaxLong, or the ERROR makes no sense, such as with a length that
+// fits (draft section 5.2.4).
 func (c *Conn) enlarge(k *call, e TransportError) bool {
 	if e.Processed || e.LengthNeeded == 0 || k.retries >= c.opts.maxRetries() {
 		return false // we must not make a program run twice
 	}
-	at, room := uint32(1), uint64(c.opts.maxLong())
+	taken := k.req.MaxReply
+	for _, n := range k.req.Results {
+		taken += n
+	}
+	at, room := uint32(1), uint64(max(0, c.opts.maxLong()-taken)) // how many octets more may be exposed
 	need := uint64(e.LengthNeeded)
 	for i, n := 0, 0; i < len(k.regs); i++ {
 		r := &k.regs[i]
@@ -195,7 +210,7 @@ func (c *Conn) enlarge(k *call, e TransportError) bool {
 		for j, s := range r.segs {
 			if at == e.SegmentIndex {
 				need += r.segs.Len() - uint64(r.segs[j].Length)
-				if e.LengthNeeded <= s.Length || need > room {
+				if e.LengthNeeded <= s.Length || need > r.segs.Len()+room {
 					return false
 				}
 				if r.use == regReply {
@@ -211,7 +226,7 @@ func (c *Conn) enlarge(k *call, e TransportError) bool {
 			n++
 		}
 	}
-	if e.SegmentIndex != 0 || need > room || need <= uint64(k.req.MaxReply) {
+	if e.SegmentIndex != 0 || need > uint64(k.req.MaxReply)+room || need <= uint64(k.req.MaxReply) {
 		return false
 	}
 	k.req.MaxReply = int(need)

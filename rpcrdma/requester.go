@@ -32,6 +32,9 @@ const (
 	callSent
 )
 
+// inFlight reports whether the call has a credit.
+func (k *call) inFlight() bool { return k.state != callQueued }
+
 func (c *Conn) callByID(id uint64) *call {
 	return first(c.calls, func(k *call) bool { return !k.probe && k.req.ID == id })
 }
@@ -133,15 +136,15 @@ func (c *Conn) pump(dst []Action, now time.Time) []Action {
 	if c.state != connUp {
 		return dst
 	}
-	if len(c.abandoned) >= c.credits() {
-		// Calls that were given up hold every credit. Their answers, which alone could free one,
-		// may never come.
+	if len(c.abandoned) >= c.credits() && !slices.ContainsFunc(c.calls, (*call).inFlight) {
+		// Calls that were given up hold every credit. Their answers, which alone could free one or
+		// grant more, may never come.
 		return c.close(dst, fault(ReasonStarved, "%d calls without an answer", len(c.abandoned)))
 	}
 	for {
 		busy, next := len(c.abandoned), (*call)(nil)
 		for _, k := range c.calls {
-			if k.state != callQueued {
+			if k.inFlight() {
 				busy++
 			} else if next == nil {
 				next = k
@@ -195,7 +198,7 @@ func (c *Conn) newXID() XID {
 		x := c.nextXID
 		c.nextXID++
 		if !slices.Contains(c.abandoned, x) && !slices.ContainsFunc(c.calls,
-			func(k *call) bool { return k.xid == x && k.state != callQueued }) {
+			func(k *call) bool { return k.xid == x && k.inFlight() }) {
 			return x
 		}
 	}
@@ -227,6 +230,11 @@ func (c *Conn) transmit(dst []Action, now time.Time, k *call) []Action {
 		return c.pump(c.end(dst, k, fault(ReasonTooBig, "%d octets, the threshold is %d (%v)", len(out)+len(payload),
 			send, err)), now)
 	}
+	reply.Reply = h.Reply
+	if n := reply.len(); n > recv { // the program would run, and its reply not come
+		return c.pump(c.end(dst, k, fault(ReasonTooBig, "a header of the reply of %d octets, the threshold is %d", n,
+			recv)), now)
+	}
 	k.state, k.keepXID = callSent, false
 	if c.opts.Client && !c.settled && (k.probe || k.vers == Version2) {
 		c.negotiated = now.Add(c.opts.negotiateTimeout())
@@ -238,7 +246,7 @@ func (c *Conn) transmit(dst []Action, now time.Time, k *call) []Action {
 func (c *Conn) wake(dst []Action, now time.Time) []Action {
 	if !c.negotiated.IsZero() && !now.Before(c.negotiated) {
 		if k := first(c.calls, (*call).sent); k != nil {
-			dst = c.assumeOne(dst, now, k, fault(ReasonTimeout, "of the first message"))
+			dst = c.silent(dst, now, k)
 		}
 		if c.state != connUp {
 			return dst

@@ -32,7 +32,7 @@ import (
 //	grant 3                 the program takes three calls at a time
 //	ready                   the program of the client expects calls
 //	registered 9            memory 9 is there, whether somebody waits for it or not
-//	cut                     the connection breaks
+//	cut                     the connection breaks, or with own this end has ended it
 //	deadline, info          when the machine wants to be woken, and what holds
 //
 // and messages of the peer, where credits is 32 and the XID 1 unless the line says so:
@@ -275,7 +275,7 @@ func (s *scene) command(f []string, a lineArgs) error {
 	case "ready":
 		s.step(PeerReady{})
 	case "cut":
-		s.step(Disconnected{})
+		s.step(Disconnected{Own: a.has("own")})
 	case "deadline":
 		d := "none"
 		if next := s.c.Deadline(); !next.IsZero() {

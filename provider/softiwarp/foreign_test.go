@@ -148,6 +148,7 @@ func TestNotRTR(t *testing.T) {
 	if s.counter("mpa_not_rtr") != 1 {
 		t.Error("not counted")
 	}
+	expect.Equal(t, s.counter("terminates_sent"), 1, "terminates_sent")
 }
 
 // TestBadFirstFPDU: what comes instead of the first message ends the connection,
@@ -201,6 +202,33 @@ func TestNoRTRComes(t *testing.T) {
 	expect.Equal(t, s.counter("mpa_rtr_timeout"), 1, "mpa_rtr_timeout")
 }
 
+// TestAcceptRefused: a queue pair that cannot take the connection leaves none open.
+func TestAcceptRefused(t *testing.T) {
+	other, used := newSide(t, Options{}), newSide(t, Options{})
+	if err := used.qp.Modify(verbs.QPAttr{State: verbs.StateError}); err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		name string
+		qp   verbs.QP
+		want error
+	}{
+		{"another device's", other.qp, verbs.ErrInvalid},
+		{"not in INIT", used.qp, verbs.ErrState},
+	} {
+		a, b := tcpPair(t)
+		_, err := used.d.Accept(context.Background(), tt.qp, Startup{}, a,
+			func(context.Context, mpa.Request) mpa.Event { return mpa.Accept{} })
+		if !errors.Is(err, tt.want) {
+			t.Errorf("%s: error %v, want %v", tt.name, err, tt.want)
+		}
+		if _, err := a.Write([]byte{0}); !errors.Is(err, net.ErrClosed) {
+			t.Errorf("%s: a write afterwards: %v, want %v", tt.name, err, net.ErrClosed)
+		}
+		b.Close()
+	}
+}
+
 // TestInitiatorTerminates: what an initiator cannot work with ends in a Terminate
 // with the code, as the only FPDU.
 func TestInitiatorTerminates(t *testing.T) {
@@ -239,6 +267,7 @@ func TestInitiatorTerminates(t *testing.T) {
 		if s.qp.State() != verbs.StateInit {
 			t.Errorf("%s: state %v", tt.name, s.qp.State())
 		}
+		expect.Equal(t, s.counter("terminates_sent"), 1, "%s: terminates_sent", tt.name)
 	}
 }
 
@@ -319,6 +348,33 @@ func TestBadSegments(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestReadOfMemoryThatGoes: memory may be deregistered while the peer reads it. A Terminate then ends the
+// Read Response.
+func TestReadOfMemoryThatGoes(t *testing.T) {
+	s, p := accepted(t, Options{}, mpa.Options{Depths: mpa.Depths{IRD: 4, ORD: 4}}, p2pRequest)
+	p.fpdu(mpa.AppendRTR(nil, mpa.RTRWrite))
+	const size = 32 << 20 // more than the buffers of TCP hold
+	r := s.mem(make([]byte, size), verbs.RemoteRead)[0].Region
+	p.fpdu(readRequest(1, mpa.ReadRequest{Size: size, SourceSTag: r.RKey, SourceTO: r.Addr}))
+	p.expect(mpa.OpReadResponse)
+	if err := s.d.Deregister(r); err != nil {
+		t.Fatal(err)
+	}
+	seg, err := p.next()
+	for err == nil && seg.Opcode == mpa.OpReadResponse {
+		seg, err = p.next()
+	}
+	if err != nil || seg.Opcode != mpa.OpTerminate {
+		t.Fatalf("got %v, %v behind the Read Response, want a Terminate", &seg, err)
+	}
+	if c, err := mpa.ParseTerminate(seg.Payload); err != nil || c != mpa.RDMAPInvalidSTag {
+		t.Errorf("Terminate %v (%v), want %v", c, err, mpa.RDMAPInvalidSTag)
+	}
+	p.ended()
+	s.fatal()
+	expect.Equal(t, s.counter("terminates_sent"), 1, "terminates_sent")
 }
 
 func readRequest(msn uint32, r mpa.ReadRequest) []byte {

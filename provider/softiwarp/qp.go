@@ -215,14 +215,19 @@ func (d *Device) Connect(ctx context.Context, v verbs.QP, s Startup,
 	return d.meet(ctx, v, &s, func(ctx context.Context) (*Stream, mpa.Result, error) { return s.Connect(ctx, dial) }, true)
 }
 
-// Accept answers a foreign peer for a queue pair of d in INIT, and moves it to RTS. See
-// [Startup.Accept].
+// Accept answers a foreign peer for a queue pair of d in INIT, and moves it to RTS. It closes conn if
+// it fails. See [Startup.Accept].
 func (d *Device) Accept(ctx context.Context, v verbs.QP, s Startup, conn net.Conn,
 	decide func(context.Context, mpa.Request) mpa.Event) (mpa.Result, error) {
-	return d.meet(ctx, v, &s, func(ctx context.Context) (*Stream, mpa.Result,
-		error) {
+	taken := false // s closes conn
+	res, err := d.meet(ctx, v, &s, func(ctx context.Context) (*Stream, mpa.Result, error) {
+		taken = true
 		return s.Accept(ctx, conn, decide)
 	}, false)
+	if !taken {
+		_ = conn.Close()
+	}
+	return res, err
 }
 
 func (d *Device) meet(ctx context.Context, v verbs.QP, s *Startup,
@@ -241,7 +246,7 @@ func (d *Device) meet(ctx context.Context, v verbs.QP, s *Startup,
 	try := &attempt{cancel}
 	q.settle = try
 	q.mu.Unlock()
-	s.Count = d.counted(s.Count)
+	s.Count, s.terms = d.counted(s.Count), &d.count.termsOut
 	st, res, err := f(ctx)
 	q.mu.Lock()
 	defer q.mu.Unlock()

@@ -95,7 +95,7 @@ func (q *qp) rendezvous(attr *verbs.QPAttr) error {
 
 // startup returns how two Devices settle a connection.
 func (d *Device) startup(ird, ord uint8) Startup {
-	s := Startup{Options: d.opts.MPA, Count: d.counted(nil)}
+	s := Startup{Options: d.opts.MPA, Count: d.counted(nil), terms: &d.count.termsOut}
 	s.Options.Negotiate, s.Options.PeerToPeer, s.Options.Fallback = true, true, false
 	s.Options.Depths = mpa.Depths{IRD: mpa.Depth(ird), ORD: mpa.Depth(ord), MaxIRD: mpa.Depth(ird)}
 	return s

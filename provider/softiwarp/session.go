@@ -93,6 +93,7 @@ func (s *session) write() {
 			buf = q.eng.output(&s.st.out, buf, batchLen)
 			if e := q.eng.term; e != nil { // found while sending
 				q.dev.countTerm(e.Cause)
+				q.dev.count.termsOut.Add(1) // it is in buf
 				q.fail(verbs.GeneralError, e.Error(), nil)
 			}
 		}

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"sync/atomic"
 	"time"
 
 	"ipoibcm/mpa"
@@ -29,6 +30,8 @@ type Startup struct {
 	// Count gets the machine's counters when the startup frames are done. At a responder it also
 	// gets what the machine counts after that, when the fence has ended. Nil discards them.
 	Count func(*mpa.Counters)
+
+	terms *atomic.Uint64 // counts the Terminates that streams send by themselves; nil discards them
 }
 
 // A RejectError is the error of a request that the peer rejected.
@@ -242,7 +245,10 @@ func (n *settling) do(ev mpa.Event) {
 }
 
 // open makes the stream.
-func (n *settling) open(res mpa.Result) { n.stream = newStream(n.conn, res) }
+func (n *settling) open(res mpa.Result) {
+	n.stream = newStream(n.conn, res)
+	n.stream.terms = n.s.terms
+}
 
 // ask lets the user decide, and reads from the peer meanwhile. If the peer sends octets before the
 // reply, or TCP ends, the decision no longer matters.

@@ -313,3 +313,22 @@ func (m mute) Write([]byte) (int, error) {
 	_ = m.Close()
 	return 0, syscall.ECONNRESET
 }
+
+// TestCloseIsBounded: a stream ends within a second or so, whatever deadline a reader sets meanwhile, and
+// whether the peer closes or not.
+func TestCloseIsBounded(t *testing.T) {
+	a, b := tcpPair(t)
+	defer time.AfterFunc(patience, func() { _ = b.Close() }).Stop()
+	newStream(undue{a.(*net.TCPConn)}, mpa.Result{}).Close()
+	if _, err := a.Write([]byte{0}); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("a write after Close: %v, want %v", err, net.ErrClosed)
+	}
+	if _, err := b.Write([]byte{0}); err != nil {
+		t.Errorf("Close has waited until the peer closed: %v", err)
+	}
+}
+
+// An undue connection has no read deadline: another goroutine clears it at once.
+type undue struct{ *net.TCPConn }
+
+func (undue) SetReadDeadline(time.Time) error { return nil }

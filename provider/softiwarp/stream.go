@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"net"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,6 +25,7 @@ type Stream struct {
 	Result mpa.Result
 
 	conn  net.Conn
+	terms *atomic.Uint64 // of the Startup
 	in    mpa.Deframer
 	out   mpa.Framer
 	mulp  int // largest ULPDU that is sent, octets
@@ -198,6 +200,9 @@ func (s *Stream) Terminate(c mpa.Cause) {
 }
 
 func (s *Stream) terminate(c mpa.Cause) {
+	if s.terms != nil {
+		s.terms.Add(1)
+	}
 	_ = s.write(mpa.AppendTerminate(nil, c), nil) // the end is the same if it does not arrive
 }
 
@@ -213,7 +218,9 @@ func linger(conn net.Conn) {
 	if !ok || half.CloseWrite() != nil {
 		return
 	}
-	_ = conn.SetReadDeadline(time.Now().Add(lingerTimeout))
+	// A timer and not a deadline: a reader may still set deadlines of its own.
+	defer time.AfterFunc(lingerTimeout, func() { _ = conn.Close() }).Stop()
+	_ = conn.SetReadDeadline(time.Time{}) // one that has passed has ended the reader
 	var b [4096]byte
 	for {
 		if _, err := conn.Read(b[:]); err != nil {

@@ -24,16 +24,19 @@ type Options struct {
 	RPC rpcrdma.Options
 	// Serve answers a call of the peer, in a goroutine of its own. At most as many run at a time as
 	// the End grants credits. It returns an Answer or a CannotAnswer, whose ID the End fills in.
-	// ctx ends with the connection. A nil Serve, or any other event, answers RPCProgUnavail.
+	// ctx ends with the connection, which waits for all that run: Serve must not call [End.Close]. A nil
+	// Serve, or any other event, answers RPCProgUnavail.
 	Serve func(ctx context.Context, call rpcrdma.Serve) rpcrdma.Event
 	// Pause is how long a client over iWARP waits between the connection and its first message:
 	// Linux's siw overlooks what arrives while it is busy with its accept.
 	Pause time.Duration
 	// Versions remembers the peers' versions, for all clients that share it. Peer is the name of this peer
-	// there; DialRoCE has its address and port for a name if Peer is empty.
+	// there; DialRoCE has its address and port for a name if Peer is empty. Nothing is remembered of a peer
+	// without a name.
 	Versions *Versions
 	Peer     string
-	// Closed, if it is not nil, is called with the reason when the connection has ended.
+	// Closed, if it is not nil, is called with the reason when the connection has ended. It must not call
+	// [End.Close], which waits for it.
 	Closed func(error)
 }
 
@@ -118,7 +121,9 @@ func New(opt Options) (*End, error) {
 	var xid [4]byte
 	_, _ = rand.Read(xid[:]) // never fails
 	opt.RPC.XID = rpcrdma.XID(binary.BigEndian.Uint32(xid[:]))
-	opt.RPC.Start = cmp.Or(opt.Versions.start(opt.Peer), opt.RPC.Start)
+	if v := opt.Versions.start(opt.Peer); v >= opt.RPC.MinVersion && v <= cmp.Or(opt.RPC.MaxVersion, v) {
+		opt.RPC.Start = cmp.Or(v, opt.RPC.Start) // clients that share Versions may speak others
+	}
 	m, err := rpcrdma.NewConn(opt.RPC)
 	if err != nil {
 		return nil, err
@@ -299,7 +304,8 @@ func (e *End) Call(ctx context.Context, req rpcrdma.Submit) (Reply, error) {
 	return Reply{d.Payload, d.Results, d.Option}, nil
 }
 
-// Close ends the connection, releases everything and returns when that is done.
+// Close ends the connection, releases everything and returns when that is done. It waits for
+// Options.Serve and Options.Closed, so that a Close in one of them would wait for itself.
 func (e *End) Close() {
 	e.end(ErrClosed)
 	<-e.done
@@ -321,7 +327,7 @@ func (e *End) end(why error) {
 		unbind()
 		_ = e.qp.Modify(verbs.QPAttr{State: verbs.StateError}) // gone already is as good
 		e.mu.Lock()
-		e.apply(rpcrdma.Disconnected{Err: why})
+		e.apply(rpcrdma.Disconnected{Err: why, Own: e.failed || errors.Is(why, ErrClosed)})
 		e.closed = true
 		e.mu.Unlock()
 		e.destroy()

@@ -306,6 +306,74 @@ func TestVersionOneServer(t *testing.T) {
 	})
 }
 
+// TestRememberedVersionNotSpoken: clients that share what they know of a peer need not speak the same
+// versions.
+func TestRememberedVersionNotSpoken(t *testing.T) {
+	p, _ := roce(t, 0)
+	versions := new(Versions)
+	versions.learn("server", rpcrdma.Learned{Version: rpcrdma.Version1})
+	for _, tt := range []struct {
+		name string
+		o    rpcrdma.Options
+		want rpcrdma.Version
+	}{
+		{"both versions", rpcrdma.Options{}, rpcrdma.Version1},
+		{"version one only", rpcrdma.Options{MaxVersion: rpcrdma.Version1}, rpcrdma.Version1},
+		{"version two only", rpcrdma.Options{MinVersion: rpcrdma.Version2}, rpcrdma.Version2},
+	} {
+		tt.o.Client = true
+		e, err := New(Options{Provider: p, Versions: versions, Peer: "server", RPC: tt.o})
+		if err != nil {
+			t.Errorf("%s: %v", tt.name, err)
+			continue
+		}
+		expect.Equal(t, e.Info().Version, tt.want, "%s: version to begin with", tt.name)
+		e.Close()
+	}
+}
+
+// TestUnnamedPeer: nothing is remembered of a peer without a name, because the next one may be another.
+func TestUnnamedPeer(t *testing.T) {
+	versions := new(Versions)
+	for i := range 2 {
+		c, _ := overIWARP(t, Options{Versions: versions, RPC: rpcrdma.Options{Program: program, ProgVersion: 1}},
+			Options{RPC: rpcrdma.Options{MaxVersion: rpcrdma.Version1}, Serve: serve})
+		select {
+		case <-c.Ready():
+		case <-within(t).Done():
+			t.Fatalf("connection %d: the version is not settled", i)
+		}
+		expect.Equal(t, c.Info().Refused, rpcrdma.Version2, "connection %d: refused version", i)
+	}
+}
+
+// TestOwnEndTeachesNothing: V2-6.2-3. A client that ends the connection itself does not conclude from the
+// missing answer that the peer is of version one.
+func TestOwnEndTeachesNothing(t *testing.T) {
+	each(t, func(t *testing.T, join func(*testing.T, Options, Options) (*End, *End)) {
+		for name, end := range map[string]func(*End){
+			"closed": (*End).Close,
+			"failed": func(c *End) {
+				c.mu.Lock()
+				c.fail(verbs.ErrNoResources)
+				c.mu.Unlock()
+				<-c.Done()
+			},
+		} {
+			versions, asked := new(Versions), make(chan struct{})
+			c, _ := join(t, Options{Versions: versions, Peer: "server", RPC: rpcrdma.Options{Program: program, ProgVersion: 1}},
+				Options{Serve: func(ctx context.Context, _ rpcrdma.Serve) rpcrdma.Event {
+					close(asked)
+					<-ctx.Done()
+					return nil
+				}})
+			<-asked
+			end(c)
+			expect.Equal(t, versions.start("server"), 0, "%s: version to begin with", name)
+		}
+	})
+}
+
 // More calls at once than there are credits: all are answered.
 func TestManyCalls(t *testing.T) {
 	each(t, func(t *testing.T, join func(*testing.T, Options, Options) (*End, *End)) {

@@ -14,9 +14,10 @@ type Versions struct {
 	cache rpcrdma.VersionCache
 }
 
-// start returns the version to offer to peer first. A nil v knows nothing of any peer.
+// start returns the version to offer to peer first. A nil v knows nothing of any peer, and no v knows a
+// peer without a name.
 func (v *Versions) start(peer string) rpcrdma.Version {
-	if v == nil {
+	if v == nil || peer == "" {
 		return 0
 	}
 	v.mu.Lock()
@@ -26,7 +27,7 @@ func (v *Versions) start(peer string) rpcrdma.Version {
 
 // learn remembers what the machine of a client has learned of peer.
 func (v *Versions) learn(peer string, l rpcrdma.Learned) {
-	if v == nil {
+	if v == nil || peer == "" {
 		return
 	}
 	v.mu.Lock()
