@@ -64,6 +64,8 @@ var gauges = map[string]string{
 	"tx_last_errno":      "last_send_errno",
 	"socket_recv_buffer": "socket_receive_buffer_bytes", "socket_recv_buffer_asked": "socket_receive_buffer_asked_bytes",
 	"socket_send_buffer": "socket_send_buffer_bytes", "socket_send_buffer_asked": "socket_send_buffer_asked_bytes",
+	"queue_pairs": "queue_pairs", "shared_receive_queues": "shared_receive_queues", "completion_queues": "completion_queues",
+	"address_handles": "address_handles", "memory_regions": "memory_regions",
 }
 
 // dropReason returns the reason of a drop, if name is that of a counter of drops.

@@ -13,6 +13,11 @@ func TestMetricNames(t *testing.T) {
 			t.Errorf("%s of %s: got %q, want %q", tt.name, tt.part, got, tt.want)
 		}
 	}
+	for _, name := range []string{"queue_pairs", "shared_receive_queues", "completion_queues", "address_handles", "memory_regions"} {
+		if got := gauges[name]; got != name {
+			t.Errorf("%s: gauge %q; it can fall, so it is no counter", name, got)
+		}
+	}
 	for _, tt := range []struct{ name, want string }{
 		{"drop_malformed_packet", "malformed_packet"}, {"rx_drop_icrc", "rx_icrc"}, {"up_drop_full", "up_full"}, {"mads_dropped", ""}, {"events_lost", ""},
 	} {

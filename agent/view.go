@@ -163,7 +163,7 @@ func (a *Agent) warnings(s ipoib.Status, counted map[string]uint64, active bool,
 	loop := a.loop.Counters()
 	w.add(loop.RxUDOversize > 0, "%d datagrams were larger than the %d octets that may come: another host has a larger "+
 		"ud_mtu", loop.RxUDOversize, s.UDAccept)
-	tooBig, port := counted[tooBigName]-a.tooBigBefore, a.port()
+	tooBig, port := growth(counted[tooBigName], a.tooBigBefore), a.port()
 	w.add(tooBig > 0, "%d packets were not sent, because they are larger than the way to their destination: "+
 		"%s has MTU %d, and \"ip route get GID\" shows whether a route has a smaller one; raise it, or use a smaller "+
 		"ud_mtu on all hosts; a connection takes the smaller path MTU when it is set up again",
@@ -517,3 +517,6 @@ func (a *Agent) viewExplain(ip netip.Addr, hop nexthop.Hop) control.Explanation 
 	}
 	return out
 }
+
+// growth returns by how much a counter grew. It is zero where now was read earlier than before.
+func growth(now, before uint64) uint64 { return now - min(now, before) }

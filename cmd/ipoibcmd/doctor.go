@@ -16,6 +16,7 @@ import (
 
 	"ipoibcm/control"
 	"ipoibcm/doctor"
+	"ipoibcm/redact"
 )
 
 func newDoctor() *cobra.Command {
@@ -98,7 +99,12 @@ func doctorPeer(cmd *cobra.Command, flags *Config, ip string, asJSON bool) error
 	if err != nil {
 		return err
 	}
-	return printExam(doctor.ExaminePeer(f), ip+" is reached as it should be", ip+" is not reached as it should be", asJSON)
+	return printExam(examinePeer(&f), ip+" is reached as it should be", ip+" is not reached as it should be", asJSON)
+}
+
+// examinePeer examines f. Its texts can be those of the other host, so they are made plain.
+func examinePeer(f *doctor.PeerFacts) control.Doctor {
+	return redact.Texts(doctor.ExaminePeer(*f), func(s string) string { return plain(s, "") })
 }
 
 // gatherPeer gathers facts about one host. The packets that it sends make the daemon resolve that host.

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"ipoibcm/control"
+	"ipoibcm/doctor"
 )
 
 // What another host's agent says does not reach the terminal as commands.
@@ -18,6 +19,12 @@ func TestPeerTextIsPlain(t *testing.T) {
 		t.Errorf("%q has %d lines, want 3 at least", status, n)
 	}
 	isPlain(t, plain(eventLine(&control.Event{Kind: "cm", Text: "REQ\n\x1b]0;title"}), ""), "\n\x1b", "REQ")
+
+	var d strings.Builder
+	theirs := control.Status{Interface: control.Interface{State: "gone\x1b[2J\u009b2J\r"}}
+	exam := examinePeer(&doctor.PeerFacts{IP: "10.0.0.2", Theirs: theirs})
+	printDoctor(&d, &exam, "bad")
+	isPlain(t, d.String(), "\x1b\u009b\r", "its interface is gone")
 }
 
 // isPlain checks that text has none of the characters in commands, but has word.

@@ -185,6 +185,23 @@ func (r *eventRing) add(e control.Event) {
 
 // after returns at most n events with numbers above seq, as JSON lines, and the number of the last of them.
 func (r *eventRing) after(seq uint64, n int) (last uint64, lines []byte) {
+	seq, events := r.copyAfter(seq, n)
+	var b bytes.Buffer
+	enc := json.NewEncoder(&b)
+	for i := range events {
+		size := b.Len()
+		if enc.Encode(forPeers(events[i])) != nil || b.Len() > peerrpc.MaxDocument {
+			b.Truncate(size)
+			break
+		}
+		seq++
+	}
+	return seq, b.Bytes()
+}
+
+// copyAfter returns at most n events with numbers above seq, and the number before the first of them. The lock is
+// held for the copy alone: the driver adds events, and must not wait for their encoding.
+func (r *eventRing) copyAfter(seq uint64, n int) (before uint64, events []control.Event) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if seq > r.last { // the number is of an agent before this one
@@ -193,15 +210,8 @@ func (r *eventRing) after(seq uint64, n int) (last uint64, lines []byte) {
 	if r.last > peerrpc.MaxEvents {
 		seq = max(seq, r.last-peerrpc.MaxEvents)
 	}
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	for ; seq < r.last && n > 0; n-- {
-		size := b.Len()
-		if enc.Encode(forPeers(r.ring[(seq+1)%peerrpc.MaxEvents])) != nil || b.Len() > peerrpc.MaxDocument {
-			b.Truncate(size)
-			break
-		}
-		seq++
+	for i := seq; i < r.last && len(events) < n; i++ {
+		events = append(events, r.ring[(i+1)%peerrpc.MaxEvents])
 	}
-	return seq, b.Bytes()
+	return seq, events
 }
