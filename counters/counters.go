@@ -59,6 +59,14 @@ func Add[T, F any](to *T, from *F) {
 	}
 }
 
+// Raise makes each counter of to as large as that of from. All fields of T are uint64 or arrays of uint64.
+func Raise[T any](to, from *T) {
+	raised := words(to)
+	for i, n := range words(from) {
+		raised[i] = max(raised[i], n)
+	}
+}
+
 // isWords reports whether all fields of c are uint64 or arrays of uint64. Then Add needs no reflection for
 // each field, which matters to a provider that adds up ten thousand queue pairs, each under its lock.
 func isWords(c reflect.Value) bool {

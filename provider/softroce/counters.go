@@ -64,7 +64,8 @@ func (*byOffload) Name(i int) string {
 
 // Counters implements [verbs.Provider]. It reports what the sockets did and dropped, the
 // buffers that the kernel gave, and for each transport the sums over all queue pairs,
-// including those that are gone.
+// including those that are gone. No sum falls: what a queue pair that goes meanwhile has counted is in
+// neither part of the sum, and so in the next report.
 func (d *Device) Counters(f func(name string, value uint64)) {
 	ofThreads := d.ofThreads()
 	counters.Each(&ofThreads, f)
@@ -79,6 +80,12 @@ func (d *Device) Counters(f func(name string, value uint64)) {
 		}
 		q.mu.Unlock()
 	}
+	d.mu.Lock()
+	for i := range sums {
+		counters.Raise(&d.reported[i], &sums[i])
+	}
+	sums = d.reported
+	d.mu.Unlock()
 	for i, name := range [...]string{"rc_", "uc_", "ud_"} {
 		counters.Each(&sums[i], func(n string, v uint64) { f(name+n, v) })
 	}

@@ -93,9 +93,10 @@ type Device struct {
 
 	wg sync.WaitGroup
 
-	mu      sync.Mutex
-	retired [len(transports)]engine.Counters // of destroyed queue pairs, by transportIndex
-	events  *events.Queue
+	mu       sync.Mutex
+	retired  [len(transports)]engine.Counters // of destroyed queue pairs, by transportIndex
+	reported [len(transports)]engine.Counters // the most that Counters has said of each
+	events   *events.Queue
 
 	notes struct { // completion queues whose handlers the notifier is to run
 		mu   sync.Mutex

@@ -81,6 +81,35 @@ func counter(d *Device, name string) (value uint64) {
 	return value
 }
 
+// A counter does not fall when a queue pair is destroyed while the counters are read.
+func TestCountersDoNotFall(t *testing.T) {
+	d, _ := pair(t, families[0], nil)
+	for range 2 {
+		newEnd(t, d, ib.RC, 1, 64)
+	}
+	qs := d.qps.all()
+	first, last := qs[0], qs[len(qs)-1]
+	last.mu.Lock()
+	last.eng.Counters().Probes = 7
+	last.mu.Unlock()
+	const name = "rc_probes"
+	if got := counter(d, name); got != 7 {
+		t.Fatalf("%s is %d, want 7", name, got)
+	}
+	first.mu.Lock()
+	beside := make(chan uint64)
+	go func() { beside <- counter(d, name) }()
+	time.Sleep(50 * time.Millisecond) // until it waits for first
+	must(t, last.Destroy())
+	first.mu.Unlock()
+	if got := <-beside; got != 7 {
+		t.Errorf("%s is %d while the queue pair goes, want 7", name, got)
+	}
+	if got := counter(d, name); got != 7 {
+		t.Errorf("%s is %d after that, want 7", name, got)
+	}
+}
+
 func TestRCTransfer(t *testing.T) {
 	const size, count = 20000, 50
 	for _, f := range families {
