@@ -170,12 +170,16 @@ func (w *walk) rule(c *nftChain, r *nftRule, depth int) end {
 			switch kind {
 			case "match":
 				sure = min(sure, w.match(raw))
-			case "limit", "xt", "fib", "quota", "ct count":
+			case "xt":
+				sure = min(sure, unsure)
+				if refusesXT(raw) {
+					return w.take(drops, sure, c, r)
+				}
+			case "limit", "fib", "quota", "ct count":
 				sure = min(sure, unsure)
 			case "vmap":
-				e, s := w.vmap(c, raw, depth)
-				if e != goesOn {
-					return w.take(e, min(sure, s), c, r)
+				if e := w.vmap(c, r, raw, sure, depth); e != goesOn {
+					return e
 				}
 			case "accept", "drop", "reject", "return", "jump", "goto", "queue":
 				if sure == no {
@@ -228,9 +232,9 @@ func (w *walk) verdict(c *nftChain, kind string, raw json.RawMessage, depth int)
 	return e
 }
 
-// vmap returns the end that a verdict map gives, and how sure that is. The first element whose key may
-// match decides, if its verdict is an end.
-func (w *walk) vmap(c *nftChain, raw json.RawMessage, depth int) (end, truth) {
+// vmap returns the end that a verdict map gives, if the conditions before it hold as surely as sure says. An
+// element that only may match is noted, and the next one looked at.
+func (w *walk) vmap(c *nftChain, r *nftRule, raw json.RawMessage, sure truth, depth int) end {
 	var m struct {
 		Key  json.RawMessage
 		Data struct {
@@ -238,24 +242,33 @@ func (w *walk) vmap(c *nftChain, raw json.RawMessage, depth int) (end, truth) {
 		}
 	}
 	if json.Unmarshal(raw, &m) != nil {
-		return goesOn, unsure
+		return goesOn
 	}
 	for _, pair := range m.Data.Set {
-		sure := w.equal(m.Key, pair[0])
-		if sure == no {
-			continue
+		fits := w.equal(m.Key, pair[0])
+		if string(pair[0]) == `"*"` {
+			fits = yes // what nothing before has matched
 		}
 		var verdict map[string]json.RawMessage
-		if json.Unmarshal(pair[1], &verdict) != nil {
+		if fits == no || json.Unmarshal(pair[1], &verdict) != nil {
 			continue
 		}
 		for kind, to := range verdict {
 			if e := w.verdict(c, kind, to, depth); e != goesOn {
-				return e, sure
+				if e = w.take(e, min(sure, fits), c, r); e != goesOn {
+					return e
+				}
 			}
 		}
 	}
-	return goesOn, unsure
+	return goesOn
+}
+
+// refusesXT reports whether an extension of iptables-nft ends the way of a packet: those are targets that nft
+// has no statement for.
+func refusesXT(raw json.RawMessage) bool {
+	var x struct{ Type, Name string }
+	return json.Unmarshal(raw, &x) == nil && x.Type == "target" && (x.Name == "REJECT" || x.Name == "DROP")
 }
 
 // A truth is whether a condition holds.

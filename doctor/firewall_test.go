@@ -26,6 +26,10 @@ const (
 	limited    = `{"limit": {"rate": 5, "burst": 5, "per": "second"}}`
 	notRoot    = `{"match": {"op": "!=", "left": {"meta": {"key": "skuid"}}, "right": {"set": ["root", 999]}}}`
 	notOthers  = `{"match": {"op": "!=", "left": {"meta": {"key": "skuid"}}, "right": 999}}`
+	xtReject   = `{"xt": {"type": "target", "name": "REJECT"}}`
+	xtMark     = `{"xt": {"type": "target", "name": "MARK"}}`
+	byAddress  = `{"vmap": {"key": {"payload": {"protocol": "ip6", "field": "saddr"}}, "data": {"set": [["fe80::1", {"accept": null}], ["fe80::2", {"drop": null}]]}}}`
+	byPort     = `{"vmap": {"key": {"payload": {"protocol": "udp", "field": "dport"}}, "data": {"set": [[53, {"accept": null}], ["*", {"drop": null}]]}}}`
 	inSet      = `{"match": {"op": "==", "left": {"payload": {"protocol": "udp", "field": "dport"}}, "right": "@ports"}}`
 )
 
@@ -78,6 +82,11 @@ func TestFirewall(t *testing.T) {
 		{"a chain by state", "drop", rules{{newState}}, rules{{dport, accept}}, VerdictAccept, ""},
 		{"a chain that leads to itself", "accept", rules{{jump}}, rules{{jump}}, VerdictAccept, ""},
 		{"a set by name", "accept", rules{{inSet, drop}}, nil, VerdictMaybe, "rule 0"},
+		{"iptables refuses what no rule before it took", "accept", rules{{counted, xtReject}}, nil, VerdictMaybe, "rule 0"},
+		{"iptables accepts, and refuses the rest", "accept", rules{{dport, accept}, {counted, xtReject}}, nil, VerdictAccept, ""},
+		{"iptables marks", "accept", rules{{xtMark}}, nil, VerdictAccept, ""},
+		{"by address", "accept", rules{{byAddress}}, nil, VerdictMaybe, "rule 0"},
+		{"by port, and all others", "accept", rules{{byPort}}, nil, VerdictDrop, "rule 0"},
 		{"the first rule counts", "accept", rules{{dport, accept}, {drop}}, nil, VerdictAccept, ""},
 		{"a statement of tomorrow", "accept", rules{{`{"teleport": {"to": 1}}`}, {dport, drop}}, nil, VerdictDrop, "rule 1"},
 	} {
