@@ -57,7 +57,7 @@ func (a *Agent) handler() http.Handler {
 	mux := http.NewServeMux()
 	get := func(path string, h handler) { mux.Handle("GET "+path, h) }
 	get(control.PathStatus, document(paged(a.viewStatus)))
-	get(control.PathConns, document(paged(a.viewConns)))
+	get(control.PathConns, document(a.pagedConns))
 	get(control.PathNeigh, document(paged(a.viewNeigh)))
 	get(control.PathRoutes, document(paged(a.viewRoutes)))
 	get(control.PathGroups, document(paged(a.viewGroups)))
@@ -115,12 +115,21 @@ func document[T any](view func(*http.Request) (T, error)) handler {
 	}
 }
 
+// pageOf returns the page that a request asks for.
+func pageOf(r *http.Request) (control.Page, error) {
+	page, err := control.ParsePage(r.URL.Query().Get)
+	if err != nil {
+		return page, refusal{http.StatusBadRequest, err.Error(), r.URL.Path + "?limit=100"}
+	}
+	return page, nil
+}
+
 // paged returns the page that a request asks for, of the document that view returns.
 func paged[T any](view func(context.Context) (T, error)) func(*http.Request) (T, error) {
 	return func(r *http.Request) (v T, err error) {
-		page, err := control.ParsePage(r.URL.Query().Get)
+		page, err := pageOf(r)
 		if err != nil {
-			return v, refusal{http.StatusBadRequest, err.Error(), r.URL.Path + "?limit=100"}
+			return v, err
 		}
 		v, err = view(r.Context())
 		if list, ok := any(&v).(interface{ Select(control.Page) }); ok {

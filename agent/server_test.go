@@ -8,10 +8,12 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -247,6 +249,37 @@ func TestPagesAreServed(t *testing.T) {
 				t.Errorf("%s%s: status %d, want %d", path, query, resp.StatusCode, want)
 			}
 			resp.Body.Close()
+		}
+	}
+}
+
+// The connections of one peer are found by its GID and by its IP address.
+func TestConnsOfOnePeer(t *testing.T) {
+	a := newAgentAmong(t, 3)
+	ctx, cancel := context.WithCancel(t.Context())
+	var driver sync.WaitGroup
+	defer driver.Wait()
+	defer cancel()
+	driver.Go(func() {
+		for {
+			select {
+			case f := <-a.queries:
+				f()
+			case <-ctx.Done():
+				return
+			}
+		}
+	})
+	for query, want := range map[string]int{"": 3, "?peer=fe80::200:0:0:2": 1, "?peer=10.0.1.2": 1, "?peer=10.0.1.9": 0} {
+		got, err := a.pagedConns(httptest.NewRequest("GET", control.PathConns+query, nil))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(got.Conns) != want {
+			t.Errorf("%q: %d connections, want %d", query, len(got.Conns), want)
+		}
+		if want == 1 && !strings.HasSuffix(got.Conns[0].Peer, "2") {
+			t.Errorf("%q: a connection to %s", query, got.Conns[0].Peer)
 		}
 	}
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"iter"
 	"math"
+	"net/http"
 	"net/netip"
 	"os"
 	"slices"
@@ -326,6 +327,28 @@ func joinPeers(neighbours []neighbourUse, conns []connUse, now time.Time) []cont
 func (a *Agent) viewConns(ctx context.Context) (control.Conns, error) {
 	conns, err := viewList(ctx, a, a.connUses(true), byConn, viewConn)
 	return control.Conns{Version: control.Version, Conns: conns}, err
+}
+
+// pagedConns answers PathConns. Connections are known by GID: the peer that a request names by an IP address is the
+// neighbour with that address.
+func (a *Agent) pagedConns(r *http.Request) (control.Conns, error) {
+	page, err := pageOf(r)
+	if err != nil {
+		return control.Conns{}, err
+	}
+	conns, err := a.viewConns(r.Context())
+	if err == nil && page.Peer.IsValid() {
+		var neighbours []ipoib.NeighbourInfo
+		neighbours, err = gather(r.Context(), a, a.m.AllNeighbours())
+		for _, n := range neighbours {
+			if n.Addr == page.Peer && !n.Link.IsZero() {
+				page.Peer = n.Link.GID.Addr()
+				break
+			}
+		}
+	}
+	conns.Select(page)
+	return conns, err
 }
 
 func viewConn(c connUse, now time.Time) control.Conn {
