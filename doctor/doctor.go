@@ -101,6 +101,8 @@ func (e *exam) tun() control.Check {
 	switch f.TUN {
 	case TUNOK:
 		return okay("/dev/net/tun makes interface %s", f.Name)
+	case TUNThere:
+		return okay("TUN %s is there already, and no process has it: run uses it", f.Name)
 	case TUNNoNode:
 		return fail("modprobe tun; in a container, give it the device /dev/net/tun", "there is no /dev/net/tun: %s", f.TUNErr)
 	case TUNDenied:
@@ -131,6 +133,8 @@ func (e *exam) settings() control.Check {
 		twice, _ = overlap(e.f.Prefixes, e.f.Device.Addrs)
 	}
 	switch errs := e.f.SettingErrs; {
+	case e.f.TUN == TUNThere:
+		return skip("they are not tried on an interface that is there already")
 	case e.f.TUN != TUNOK:
 		return skip("there is no interface to try them on")
 	case len(errs) > 0:

@@ -49,6 +49,7 @@ var examinations = []struct {
 	{"a kernel without a version", func(f *Facts) { f.Kernel = "" }, Kernel, control.CheckSkipped, "cannot be read"},
 	{"no node", func(f *Facts) { f.TUN, f.TUNErr = TUNNoNode, "x" }, TUN, control.CheckFail, "modprobe tun"},
 	{"denied", func(f *Facts) { f.TUN, f.TUNErr = TUNDenied, "x" }, TUN, control.CheckFail, "CAP_NET_ADMIN"},
+	{"a TUN that was made before", func(f *Facts) { f.TUN = TUNThere }, TUN, control.CheckOK, "run uses it"},
 	{"name in use", func(f *Facts) { f.TUN = TUNBusy }, TUN, control.CheckFail, "--name"},
 	{"TUN fails", func(f *Facts) { f.TUN, f.TUNErr = TUNFailed, "out of memory" }, TUN, control.CheckFail,
 		"out of memory"},

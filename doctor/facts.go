@@ -106,6 +106,7 @@ type TUNState uint8
 // States of the rehearsal.
 const (
 	TUNOK          TUNState = iota
+	TUNThere                // there is a TUN of that name already, and no process has it
 	TUNNoNode               // /dev/net/tun is not there
 	TUNDenied               // the kernel does not let us
 	TUNBusy                 // there is an interface of that name

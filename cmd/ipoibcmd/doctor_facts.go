@@ -207,7 +207,7 @@ func openFacts(ctx context.Context, f *doctor.Facts, s settings) {
 }
 
 // rehearse makes the interface and gives it what run gives it, in the namespace that is configured. The
-// interface is never set up, and is gone at the end.
+// interface is never set up, and is gone at the end. One that was there before is attached to, and not changed.
 func rehearse(f *doctor.Facts, netns string) {
 	if netns == "" {
 		rehearseHere(f)
@@ -227,7 +227,12 @@ func rehearse(f *doctor.Facts, netns string) {
 }
 
 func rehearseHere(f *doctor.Facts) {
-	t, err := tun.Open(tun.Options{Name: f.Name, MTU: mtu.DefaultDevice})
+	o := tun.Options{Name: f.Name, MTU: mtu.DefaultDevice}
+	before, noBefore := hostnet.Lookup(f.Name)
+	if noBefore == nil {
+		o.MTU = before.MTU // a TUN that somebody made with "ip tuntap" is to stay as it is
+	}
+	t, err := tun.Open(o)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
 		f.TUN = doctor.TUNNoNode
@@ -243,6 +248,10 @@ func rehearseHere(f *doctor.Facts) {
 		return
 	}
 	defer t.Close()
+	if noBefore == nil {
+		f.TUN = doctor.TUNThere
+		return
+	}
 	refuse := func(what string, err error) {
 		switch {
 		case err == nil, errors.Is(err, os.ErrNotExist): // no IPv6 in this kernel

@@ -137,6 +137,31 @@ func TestDoctorFine(t *testing.T) {
 	a.ping(b.v4, maxMTU, true)
 }
 
+// A TUN that somebody made before is for run, and doctor changes nothing of it.
+func TestDoctorLeavesTUN(t *testing.T) {
+	parallel(t)
+	_, a, _ := newPair(t)
+	a.ip("tuntap add dev " + ifName + " mode tun")
+	was, err := a.Link(ifName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d, code := a.examined("", a.args()...)
+	if code != 0 || !slices.Contains(withStatus(d, control.CheckOK), doctor.TUN) {
+		t.Errorf("exit status %d: %+v", code, d.Checks)
+	}
+	is, err := a.Link(ifName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if is.Attrs().MTU != was.Attrs().MTU {
+		t.Errorf("MTU %d, want %d as before", is.Attrs().MTU, was.Attrs().MTU)
+	}
+	if out := a.ip("addr show dev " + ifName); strings.Contains(out, a.v4.String()) {
+		t.Errorf("doctor has left addresses: %s", out)
+	}
+}
+
 // doctorFindings are hosts on which one thing is missing.
 var doctorFindings = []struct {
 	name    string
