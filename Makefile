@@ -36,7 +36,7 @@ demo: build ## the whole product at work between two namespaces; as root
 test: ## for everybody, minutes: format, vet, staticcheck, requirement rows, the short form of every test; as root nothing is left out
 	$(GO) run ./internal/check -summary .cache/summary.txt
 
-test-long: ## the long form: more seeds, larger bounds, everything under the race detector, a tenth of the mutants; half an hour
+test-long: ## the long form: more seeds, larger bounds, what is concurrent under the race detector too, other architectures, a tenth of the mutants
 	$(GO) run ./internal/check -long -summary .cache/summary-long.txt
 
 mutants: ## break the source in some hundred ways, one at a time; a test must notice each: make mutants ONLY='cm/|P_Key'

@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -257,19 +256,11 @@ func TestPagesAreServed(t *testing.T) {
 func TestConnsOfOnePeer(t *testing.T) {
 	a := newAgentAmong(t, 3)
 	ctx, cancel := context.WithCancel(t.Context())
-	var driver sync.WaitGroup
-	defer driver.Wait()
-	defer cancel()
-	driver.Go(func() {
-		for {
-			select {
-			case f := <-a.queries:
-				f()
-			case <-ctx.Done():
-				return
-			}
-		}
-	})
+	done := answerQueries(ctx, a)
+	defer func() {
+		cancel()
+		<-done
+	}()
 	for query, want := range map[string]int{"": 3, "?peer=fe80::200:0:0:2": 1, "?peer=10.0.1.2": 1, "?peer=10.0.1.9": 0} {
 		got, err := a.pagedConns(httptest.NewRequest("GET", control.PathConns+query, nil))
 		if err != nil {
