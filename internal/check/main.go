@@ -22,6 +22,7 @@ package main
 import (
 	"bytes"
 	"cmp"
+	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -35,10 +36,11 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"ipoibcm/internal/gotool"
 )
 
-// staticcheckVersion is the release of staticcheck that runs. It is fetched if it is not there yet.
-const staticcheckVersion = "v0.8.2"
+var staticcheck = gotool.Program{Module: "honnef.co/go/tools", Version: "v0.8.2", Package: "./cmd/staticcheck"}
 
 func main() {
 	only := flag.String("only", "", "run only steps whose name contains this")
@@ -393,20 +395,10 @@ func goFiles(root string) (files []string, err error) {
 
 // staticcheck runs the release named above, which it keeps in .cache.
 func (r *run) staticcheck() {
-	dir, err := filepath.Abs(filepath.Join(".cache", "staticcheck-"+staticcheckVersion))
+	program, err := staticcheck.Build(context.Background(), ".cache")
 	if err != nil {
-		r.note("staticcheck", failed, err.Error())
+		r.missing("staticcheck", err.Error())
 		return
-	}
-	program := filepath.Join(dir, "staticcheck")
-	if _, err := os.Stat(program); err != nil {
-		fmt.Fprintf(r.out, "fetching staticcheck %s\n", staticcheckVersion)
-		c := goWith([]string{"GOBIN=" + dir, "CGO_ENABLED=0"}, "install",
-			"honnef.co/go/tools/cmd/staticcheck@"+staticcheckVersion)
-		if out, err := c.CombinedOutput(); err != nil {
-			r.missing("staticcheck", "cannot be fetched: "+lastLine(string(out)))
-			return
-		}
 	}
 	r.check("staticcheck", func() error { return r.stream(program, "./...") })()
 }

@@ -8,30 +8,12 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"ipoibcm/internal/gotool"
 )
 
-// nfpmVersion is the release that writes the packages. It is built apart, and is no
-// dependency of the product.
-const nfpmVersion = "v2.43.4"
-
-// nfpmProgram returns nfpm, built into the cache if it is not there yet.
-func (b *build) nfpmProgram() (string, error) {
-	dir, err := filepath.Abs(filepath.Join(b.cache, "nfpm-"+nfpmVersion))
-	if err != nil {
-		return "", err
-	}
-	program := filepath.Join(dir, "nfpm")
-	if _, err := os.Stat(program); err == nil {
-		return program, nil
-	}
-	fmt.Fprintln(os.Stderr, "building nfpm", nfpmVersion)
-	c := exec.CommandContext(b.ctx, "go", "install", "github.com/goreleaser/nfpm/v2/cmd/nfpm@"+nfpmVersion)
-	c.Env = append(os.Environ(), "GOBIN="+dir, "CGO_ENABLED=0")
-	if _, err := run(c); err != nil {
-		return "", fmt.Errorf("nfpm cannot be built: %w", err)
-	}
-	return program, nil
-}
+// nfpm writes the packages.
+var nfpm = gotool.Program{Module: "github.com/goreleaser/nfpm/v2", Version: "v2.43.4", Package: "./cmd/nfpm"}
 
 // An nfpmConfig is the configuration of nfpm. nfpm reads YAML, of which JSON is a subset.
 type nfpmConfig struct {
@@ -132,7 +114,7 @@ func (b *build) config(format string) nfpmConfig {
 
 // nfpm writes a package.
 func (b *build) nfpm(format, path string) error {
-	program, err := b.nfpmProgram()
+	program, err := nfpm.Build(b.ctx, b.cache)
 	if err != nil {
 		return err
 	}

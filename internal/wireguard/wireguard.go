@@ -10,19 +10,17 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
-	"os/exec"
 	"path/filepath"
-	"strings"
 	"time"
+
+	"ipoibcm/internal/gotool"
 )
 
 // Socket returns the control socket of the tunnel of that name, which is visible to all
 // network namespaces.
 func Socket(name string) string { return filepath.Join("/var/run/wireguard", name+".sock") }
 
-// Version is the release of wireguard-go that is used. It is built apart, and is no
-// dependency of ours.
+// Version is the release of wireguard-go that is used.
 const Version = "v0.0.0-20260522210424-ecfc5a8d5446"
 
 // Port is the UDP port of both ends.
@@ -30,22 +28,7 @@ const Port = 51820
 
 // Build returns the wireguard-go program, built into a directory if it is not there yet.
 func Build(ctx context.Context, cache string) (string, error) {
-	dir, err := filepath.Abs(filepath.Join(cache, "wireguard-go-"+Version))
-	if err != nil {
-		return "", err
-	}
-	program := filepath.Join(dir, "wireguard")
-	if _, err := os.Stat(program); err == nil {
-		return program, nil
-	}
-	fmt.Fprintln(os.Stderr, "building wireguard-go", Version)
-	c := exec.CommandContext(ctx, "go", "install", "golang.zx2c4.com/wireguard@"+Version)
-	c.Env = append(os.Environ(), "GOBIN="+dir, "CGO_ENABLED=0")
-	if out, err := c.CombinedOutput(); err != nil {
-		text := strings.TrimSpace(string(out))
-		return "", fmt.Errorf("it cannot be built: %s", text[strings.LastIndexByte(text, '\n')+1:])
-	}
-	return program, nil
+	return gotool.Program{Module: "golang.zx2c4.com/wireguard", Version: Version, Package: "."}.Build(ctx, cache)
 }
 
 // A Peer is what the configuration of one end says about another end.

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"ipoibcm/hostnet"
+	"ipoibcm/internal/gotool"
 	"ipoibcm/internal/lab"
 	"ipoibcm/internal/long"
 )
@@ -27,9 +28,10 @@ import (
 const root = "../.."
 
 // What plays the runtime, and what gives addresses, by their releases.
-const (
-	cnitool   = "github.com/containernetworking/cni/cnitool@v1.3.0"
-	hostLocal = "github.com/containernetworking/plugins/plugins/ipam/host-local@v1.9.0"
+var (
+	cnitool   = gotool.Program{Module: "github.com/containernetworking/cni", Version: "v1.3.0", Package: "./cnitool"}
+	hostLocal = gotool.Program{Module: "github.com/containernetworking/plugins", Version: "v1.9.0",
+		Package: "./plugins/ipam/host-local"}
 )
 
 // bin has cnitool, host-local, ipoibcmd and the plugin.
@@ -53,24 +55,21 @@ func need(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
-	tools, err := filepath.Abs(root + "/.cache/cni-v1.3.0-v1.9.0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	const cache = root + "/.cache"
 	ci := os.Getenv("CI") == "true"
-	for _, tool := range []string{cnitool, hostLocal} {
-		name, _, _ := strings.Cut(filepath.Base(tool), "@")
-		if _, err := os.Stat(filepath.Join(tools, name)); err != nil {
-			if !ci && !long.Form() {
-				t.Skipf("%s is not built yet: make test-long does that", name)
-			}
-			build(t, "install", tools, tool)
+	for _, tool := range []gotool.Program{cnitool, hostLocal} {
+		if !ci && !long.Form() && !tool.Built(cache) {
+			t.Skipf("%s is not built yet: make test-long does that", tool.Name())
 		}
-		link(t, filepath.Join(tools, name), filepath.Join(bin, name))
+		program, err := tool.Build(t.Context(), cache)
+		if err != nil {
+			t.Fatal(err)
+		}
+		link(t, program, filepath.Join(bin, tool.Name()))
 	}
 	if _, err := os.Stat(bin + "/ipoibcm"); err != nil {
-		build(t, "build", "", "-o", bin+"/ipoibcmd", "./cmd/ipoibcmd")
-		build(t, "build", "", "-o", bin+"/ipoibcm", "./cmd/ipoibcm-cni")
+		build(t, bin+"/ipoibcmd", "./cmd/ipoibcmd")
+		build(t, bin+"/ipoibcm", "./cmd/ipoibcm-cni")
 	}
 }
 
@@ -81,13 +80,10 @@ func link(t *testing.T, from, to string) {
 	}
 }
 
-func build(t *testing.T, verb, gobin string, args ...string) {
+func build(t *testing.T, program, source string) {
 	t.Helper()
-	c := exec.CommandContext(t.Context(), "go", append([]string{verb}, args...)...)
+	c := exec.CommandContext(t.Context(), "go", "build", "-o", program, source)
 	c.Dir, c.Env = root, append(os.Environ(), "CGO_ENABLED=0")
-	if gobin != "" {
-		c.Env = append(c.Env, "GOBIN="+gobin)
-	}
 	if out, err := c.CombinedOutput(); err != nil {
 		t.Fatalf("%v: %v\n%s", c.Args, err, out)
 	}

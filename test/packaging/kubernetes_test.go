@@ -13,13 +13,15 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
+	"ipoibcm/internal/gotool"
 	"ipoibcm/internal/long"
 )
 
 // What looks at the examples, and where its schemas come from: Kubernetes and the definition of Multus's
 // resource, by their releases as modules.
+var kubeconform = gotool.Program{Module: "github.com/yannh/kubeconform", Version: "v0.7.0", Package: "./cmd/kubeconform"}
+
 const (
-	kubeconform     = "github.com/yannh/kubeconform/cmd/kubeconform@v0.7.0"
 	kubernetes      = "k8s.io/kubernetes@v1.34.1"
 	networkDefiners = "github.com/k8snetworkplumbingwg/network-attachment-definition-client@v1.7.7"
 )
@@ -27,19 +29,26 @@ const (
 // TestKubernetesExamples has kubeconform look at the examples for Kubernetes, strictly: each key is one
 // that the release of Kubernetes and the definition of Multus's resource have.
 func TestKubernetesExamples(t *testing.T) {
-	tools, err := filepath.Abs(root + "/.cache/kubeconform-v0.7.0-v1.34.1-v1.7.7")
+	cache := root + "/.cache"
+	schemas, err := filepath.Abs(cache + "/schemas-v1.34.1-v1.7.7")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := os.Stat(tools + "/daemonset.json"); errors.Is(err, fs.ErrNotExist) {
-		if !ci && !long.Form() {
-			t.Skip("kubeconform and its schemas are not made yet: make test-long does that")
-		}
-		makeKubeconform(t, tools)
+	_, err = os.Stat(schemas + "/daemonset.json")
+	missing := errors.Is(err, fs.ErrNotExist)
+	if !ci && !long.Form() && (missing || !kubeconform.Built(cache)) {
+		t.Skip("kubeconform and its schemas are not made yet: make test-long does that")
+	}
+	program, err := kubeconform.Build(t.Context(), cache)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if missing {
+		makeSchemas(t, schemas)
 	}
 	check := func(manifest string) (string, error) {
-		c := exec.CommandContext(t.Context(), tools+"/kubeconform", "-strict", "-summary", "-schema-location",
-			tools+"/{{.ResourceKind}}.json", "-")
+		c := exec.CommandContext(t.Context(), program, "-strict", "-summary", "-schema-location",
+			schemas+"/{{.ResourceKind}}.json", "-")
 		c.Stdin = strings.NewReader(manifest)
 		out, err := c.CombinedOutput()
 		return string(out), err
@@ -66,13 +75,11 @@ func TestKubernetesExamples(t *testing.T) {
 	}
 }
 
-// makeKubeconform builds the program and writes its schemas.
-func makeKubeconform(t *testing.T, dir string) {
+// makeSchemas writes the schemas that kubeconform compares with.
+func makeSchemas(t *testing.T, dir string) {
 	t.Helper()
-	install := exec.CommandContext(t.Context(), "go", "install", kubeconform)
-	install.Env = append(os.Environ(), "GOBIN="+dir, "CGO_ENABLED=0")
-	if out, err := install.CombinedOutput(); err != nil {
-		t.Fatalf("%v\n%s", err, out)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
 	}
 	var crd struct {
 		Spec struct {
@@ -109,15 +116,12 @@ func makeKubeconform(t *testing.T, dir string) {
 // moduleFile reads a file of a module, which it downloads if need be.
 func moduleFile(t *testing.T, module, file string) []byte {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), "go", "mod", "download", "-json", module).Output()
-	var at struct{ Dir string }
-	if err == nil {
-		err = json.Unmarshal(out, &at)
-	}
+	path, version, _ := strings.Cut(module, "@")
+	dir, err := gotool.Source(t.Context(), path, version)
 	if err != nil {
-		t.Fatalf("download %s: %v\n%s", module, err, out)
+		t.Fatal(err)
 	}
-	text, err := os.ReadFile(filepath.Join(at.Dir, file))
+	text, err := os.ReadFile(filepath.Join(dir, file))
 	if err != nil {
 		t.Fatal(err)
 	}
