@@ -63,8 +63,8 @@ stress: build ## slow, shared and narrow paths beside raw veth, VXLAN and wiregu
 	$(GO) run ./internal/bench -program bin/ipoibcmd -stress -write docs/bench $(if $(ONLY),-only '$(ONLY)')
 	$(GO) run ./internal/pictures
 
-explore: ## connection set-up in every interleaving, to larger bounds than make test-long; an hour
-	$(GO) test ./test/explore -run TestExplore -v -timeout 0 -explore.large
+explore: ## connection set-up and subnets in every interleaving, to larger bounds than make test-long; an hour
+	$(GO) test ./test/explore -run '^Test(Explore|Subnets)$$' -v -timeout 0 -explore.large
 
 soak: ## load, deaths and restarts for D, ten minutes, and nothing leaks; as root
 	$(GO) test ./test/netns -run '^TestSoak$$' -v -count 1 -timeout 0 -soak $(or $(D),10m)

@@ -168,7 +168,7 @@ func TestStages(t *testing.T) {
 		if want := []string{"s2 1m0s", "s3 3m0s", "s1 5m0s", "s4 6m0s"}; !slices.Equal(got, want) {
 			t.Errorf("ended at %v, want %v", got, want)
 		}
-		if want := "==== 4 of 4: s4\n"; !strings.HasSuffix(out.String(), want) {
+		if want := "==== 4 of 4: s4\n==== s4 has ended after 60 s\n"; !strings.HasSuffix(out.String(), want) {
 			t.Errorf("got\n%swant %s at the end", &out, want)
 		}
 	})

@@ -262,8 +262,9 @@ func (r *run) all() {
 		{{"tests, long form", func() { r.test(g.clocked, oneMore) }}},
 		{{"architectures: tests in emulation", r.testEmulated}},
 	}, [][]step{
-		// the agents too are built with the race detector
-		{{"network namespaces with the race detector, long form", r.race(place{}, g.netns, netnsFlags...)}},
+		// The agents too are built with the race detector. What makes these tests long is many peers and
+		// rates, with which it takes very long and sees no more code.
+		{{"network namespaces with the race detector", r.race(place{env: shortForm.env}, g.netns, netnsFlags...)}},
 		{{"tests without a clock with the race detector", r.race(shortForm, g.pure)}},
 	}, [][]step{
 		{{"tests with the race detector, long form", r.race(place{}, g.clocked)}},

@@ -119,13 +119,16 @@ func (p *progress) step(name string) (end func()) {
 	p.begun++
 	p.names = append(p.names, name)
 	text := fmt.Sprintf("==== %d of %d: %s%s\n", p.begun, p.steps, name, p.left())
+	began := p.now()
 	p.mu.Unlock()
 	fmt.Fprint(p, text)
 	return func() {
 		p.mu.Lock()
-		defer p.mu.Unlock()
+		now := p.now()
 		p.names = slices.DeleteFunc(p.names, func(n string) bool { return n == name })
-		p.ends[name] = p.now().Sub(p.began).Seconds()
+		p.ends[name] = now.Sub(p.began).Seconds()
+		p.mu.Unlock()
+		fmt.Fprintf(p, "==== %s has ended after %.0f s\n", name, now.Sub(began).Seconds())
 	}
 }
 

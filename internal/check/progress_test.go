@@ -37,7 +37,7 @@ func TestProgressInALog(t *testing.T) {
 	clock = clock.Add(1)
 	p.draw()
 	p.draw()
-	want := "==== 1 of 3: vet, about 1m40s left\n==== 2 of 3: tests, about 1m30s left\nok cm\n" +
+	want := "==== 1 of 3: vet, about 1m40s left\n==== vet has ended after 10 s\n==== 2 of 3: tests, about 1m30s left\nok cm\n" +
 		"     2 of 3, tests: 7 of 9 packages left; 50s so far, about 50s left\n"
 	if out.String() != want {
 		t.Errorf("got\n%swant\n%s", &out, want)

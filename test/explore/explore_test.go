@@ -31,6 +31,9 @@ var (
 	alone = [][2]int{{0, 1}}
 )
 
+// larger reports whether this is the long form, or explores to even larger bounds.
+func larger() bool { return *large || long.Form() }
+
 // two are hosts a and b, of which a has the smaller address; b receives less.
 func two(change func(a, b *host)) []host {
 	a, b := host{qpn: 0x101, gid: 1}, host{qpn: 0x102, gid: 2, receive: 9000}
@@ -123,7 +126,7 @@ func worlds(large bool) []setup {
 
 func TestExplore(t *testing.T) {
 	setups, least := shortWorlds(), wantedShort
-	if *large || long.Form() {
+	if larger() {
 		setups, least = worlds(*large), wanted
 	}
 	most := maxStates

@@ -6,22 +6,24 @@ import (
 	"testing"
 	"time"
 
-	"ipoibcm/internal/long"
 	"ipoibcm/internal/simsm"
 )
 
-// subnets are what is explored of them. In the short form the budgets are smaller.
-func subnets(large bool) []subnetSetup {
-	more := func(small, big int) int {
-		if large {
-			return big
+// subnets are what is explored of them. In the short form the budgets are smaller. Only with -explore.large are
+// they so large that one search takes minutes.
+func subnets() []subnetSetup {
+	choose := func(big bool, few, many int) int {
+		if big {
+			return many
 		}
-		return small
+		return few
 	}
+	more := func(few, many int) int { return choose(larger(), few, many) }
+	most := func(few, many int) int { return choose(*large, few, many) }
 	all := []subnetSetup{
 		{name: "two hosts start", fromStart: true, losses: more(1, 2), delays: more(0, 1)},
 		{name: "the manager goes away", stops: 1, starts: 1, losses: 1, delays: more(0, 1)},
-		{name: "the manager starts anew", starts: more(1, 2), losses: 1, delays: more(0, 1)},
+		{name: "the manager starts anew", starts: most(1, 2), losses: 1, delays: more(0, 1)},
 		{name: "answers are slow", starts: 1, delays: more(1, 3)},
 		{name: "the manager forgets without a word", quiet: 1, losses: 1, sends: 1, delays: more(0, 1)},
 		{name: "the last leave deletes", member: true, leaves: 1, joins: 1, sends: 1, losses: more(0, 1)},
@@ -29,7 +31,7 @@ func subnets(large bool) []subnetSetup {
 			joins: 1, sends: 1, losses: more(0, 1)},
 		{name: "a leave while the manager starts anew", member: true, leaves: 1, joins: more(0, 1), starts: 1,
 			losses: more(0, 1)},
-		{name: "the P_Key moves", moves: 1, starts: more(0, 1), losses: 1, delays: more(0, 1)},
+		{name: "the P_Key moves", moves: 1, starts: more(0, 1), losses: 1, delays: most(0, 1)},
 		{name: "another LID", relabels: 1, losses: 1, sends: more(0, 1)},
 		{name: "a link goes down and up", flaps: more(1, 2), losses: 1},
 		{name: "a link goes down and up in a group", member: true, flaps: 1, sends: more(0, 1), losses: more(0, 1)},
@@ -53,16 +55,15 @@ const (
 // every state two hosts get what they want once nothing goes wrong any more, and meanwhile
 // none sends where it has no path, or is up without being a member of the broadcast group.
 func TestSubnets(t *testing.T) {
-	big := *large || long.Form()
 	most, least := maxSubnetStates, wantedSubnetShort
-	if big {
+	if larger() {
 		least = wantedSubnet
 	}
 	if raceDetector {
 		most = 300
 	}
 	total := 0
-	for _, s := range subnets(big) {
+	for _, s := range subnets() {
 		if ok, err := regexp.MatchString(*only, s.name); err != nil || !ok {
 			continue
 		}
