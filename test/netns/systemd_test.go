@@ -108,6 +108,10 @@ func boot(h *host, yaml string, cgroup int) *container {
 		console.Close()
 	}()
 	s.Cleanup(func() {
+		if s.Failed() && c.leader != "" {
+			text, err := c.try("journalctl", "--no-pager", "--lines=100", "--unit="+unit)
+			s.Logf("journal of %s: %v\n%s", unit, err, text)
+		}
 		c.end(ended)
 		if s.Failed() {
 			text, _ := os.ReadFile(console.Name())
