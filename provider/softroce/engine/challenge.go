@@ -66,7 +66,7 @@ func (q *QP) ask(now time.Time) {
 	r := &q.req
 	r.challenge.deadline = now.Add(r.challenge.wait)
 	r.rnrDeadline, r.limit = time.Time{}, 1
-	r.missing.end = r.missing.next
+	r.missing.forget()
 	q.goBack()
 }
 

@@ -92,10 +92,11 @@ func (q *QP) nakSequence(psn ib.PSN, gap int) {
 		}
 		r.retryLeft--
 	}
+	congested := r.missing.congested
 	r.missing = missing{keeps: gap > 0}
 	r.ours = r.ours || gap > 0
 	if !r.nakSeen || psn != r.nakAt {
-		q.lost(psn)
+		congested = q.lost(psn)
 	}
 	r.nakSeen, r.nakAt, r.sinceNAK = true, psn, 0
 	if gap > 0 && psn == r.una && psn.Add(gap).Before(r.highest) {
@@ -103,7 +104,7 @@ func (q *QP) nakSequence(psn ib.PSN, gap int) {
 			q.seek(r.highest) // the peer has more than we thought
 		}
 		r.rtt.forget(psn)
-		r.missing = missing{next: psn, end: psn.Add(gap), behind: r.highest, asked: true, keeps: true}
+		r.missing = missing{next: psn, end: psn.Add(gap), behind: r.highest, asked: true, keeps: true, congested: congested}
 		r.limit = q.flight()
 		return
 	}
@@ -128,12 +129,13 @@ func (q *QP) ackMissing() {
 }
 
 // lost notes the loss of psn. All that is in flight behind it may be sent again, so
-// the more often packets are lost, the fewer should be in flight.
-func (q *QP) lost(psn ib.PSN) {
+// the more often packets are lost, the fewer should be in flight. lost reports whether
+// a queue on the path has overflowed.
+func (q *QP) lost(psn ib.PSN) (congested bool) {
 	r := &q.req
 	if r.missing.keeps && q.congested(psn) {
 		r.limit = min(r.limit, q.flight())
-		return
+		return true
 	}
 	if r.lossEvery == 0 {
 		r.lossEvery = max(1, r.sinceLoss)
@@ -142,6 +144,7 @@ func (q *QP) lost(psn ib.PSN) {
 	}
 	r.sinceLoss = 0
 	r.limit = min(r.limit, q.flight())
+	return false
 }
 
 // flight returns how many packets may be in flight: the window, as long as none is lost.

@@ -8,6 +8,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/internal/expect"
 	"ipoibcm/verbs"
+	"ipoibcm/wire/roce"
 )
 
 // Where packets are lost fewer are in flight, so that not much is sent again for
@@ -183,6 +184,55 @@ func TestLostBehindAProbe(t *testing.T) {
 		}
 		if another && wait < 20*time.Millisecond {
 			t.Errorf("the next probe comes after %v although more was acknowledged, want 20 ms at least", wait)
+		}
+	}
+}
+
+// While a gap is repaired that the path made by chance, as many packets again may leave as the limit says:
+// the peer keeps those behind the gap. Not where a queue has overflowed, or where CE marks say that it is full.
+// The ACK of what leaves then waits for the gap, and is no measure of the round trip.
+func TestInFlightBesideAGap(t *testing.T) {
+	const n = 50
+	for _, tt := range []struct {
+		name string
+		trip time.Duration // now; 100 us is the least
+		ce   int           // packets that CE marks leave in flight; 0: there were none
+		more bool
+	}{
+		{"lost by chance", 150 * time.Microsecond, 0, true},
+		{"a queue that overflowed", 2 * time.Millisecond, 0, false},
+		{"a queue that marks", 150 * time.Microsecond, n, false},
+	} {
+		p := congest(t, n, 100*time.Microsecond, tt.trip)
+		a := p.a
+		r := &a.req
+		r.rtt.most, r.ecn.allowed = tt.trip, tt.ce
+		r.lossEvery = 2 * n // so n may be in flight
+		r.limit = a.flight()
+		a.post(verbs.SendWR{ID: 1, Opcode: verbs.Send, SG: sg(make([]byte, 4*n*4096))})
+		lost := r.una
+		p.output(a)
+		a.nakSequence(lost, 1)
+		out := p.output(a)
+		if len(out) == 0 || roce.BTH(out[0]).PSN() != lost {
+			t.Fatalf("%s: %d packets left after a NAK, want the one that it asks for", tt.name, len(out))
+		}
+		limit, flight := r.limit, r.highest.Sub(r.una)
+		if most := limit + min(limit, r.missing.behind.Sub(lost)-1); tt.more && flight != most {
+			t.Errorf("%s: %d packets in flight beside the gap, want %d, the limit is %d", tt.name, flight, most, limit)
+		} else if !tt.more && len(out) != 1 {
+			t.Errorf("%s: %d packets left, want no new ones", tt.name, len(out)-1)
+		}
+		if r.rtt.pending {
+			t.Errorf("%s: packet %v is measured behind a gap", tt.name, r.rtt.psn)
+		}
+		before := r.rtt.mean
+		p.now = p.now.Add(time.Second)
+		a.advance(r.missing.behind, p.now)
+		a.ackMissing()
+		expect.Equal(t, r.rtt.mean, before, "%s: round trip after the gap is closed", tt.name)
+		if got := a.mostInFlight(); got != r.limit {
+			t.Errorf("%s: %d may be in flight after the gap is closed, want the limit of %d", tt.name, got, r.limit)
 		}
 	}
 }

@@ -67,6 +67,7 @@ type missing struct {
 	behind    ib.PSN // after the last packet that had been sent when the NAK arrived
 	asked     bool   // a NAK has asked for packets, and not all of these are acknowledged
 	keeps     bool   // the last NAK gave the length of the gap: the peer kept what was behind
+	congested bool   // it was a queue on the path that overflowed
 }
 
 // forget stops sending again what the last NAK asked for.
@@ -123,8 +124,8 @@ func (q *QP) nextRequest(p *Packet, now time.Time) bool {
 	if r.cur == q.sq.tail {
 		return false
 	}
-	flight := r.next.Sub(r.una)
-	if flight >= r.limit {
+	flight, most := r.next.Sub(r.una), q.mostInFlight()
+	if flight >= most {
 		return false
 	}
 	w := q.sq.at(r.cur)
@@ -141,10 +142,11 @@ func (q *QP) nextRequest(p *Packet, now time.Time) bool {
 	} else {
 		// Ask for an ACK where the peer's silence would make us wait.
 		r.sinceAck++
-		ack := r.curPkt == w.npkt-1 || r.sinceAck >= min(q.cfg.ackEvery(), max(r.limit/4, minFlight/4)) || flight == r.limit-1
+		ack := r.curPkt == w.npkt-1 || r.sinceAck >= min(q.cfg.ackEvery(), max(r.limit/4, minFlight/4)) || flight == most-1
 		if ack {
 			r.sinceAck = 0
-			r.rtt.begin(r.next, r.next == r.highest, now)
+			// The ACK of a packet behind a gap waits until the gap is closed.
+			r.rtt.begin(r.next, r.next == r.highest && !r.missing.asked, now)
 		}
 		q.putData(p, r.cur, r.curPkt, ack)
 	}
@@ -154,6 +156,18 @@ func (q *QP) nextRequest(p *Packet, now time.Time) bool {
 	}
 	q.advanceNext(w, n)
 	return true
+}
+
+// mostInFlight returns how many packets may have been sent and not be acknowledged: r.limit, and while a gap
+// is repaired that the path made by chance, as many again of those behind it. The peer has these, or will
+// have them soon (as pipe in RFC 6675 section 4 counts).
+func (q *QP) mostInFlight() int {
+	r := &q.req
+	m := &r.missing
+	if !m.asked || m.congested || r.ecn.allowed > 0 {
+		return r.limit
+	}
+	return max(r.limit, min(r.limit+min(r.limit, m.behind.Sub(m.end)), q.window()))
 }
 
 // advanceNext moves next past n PSNs of w, the work request at cur.
