@@ -39,7 +39,8 @@ type AgentConfig struct {
 	Args    []string // more arguments of run
 	Stderr  *os.File // takes the agent's standard error; nil means Log
 	Env     []string // more variables of the agent's environment
-	// Files are handed to the agent under FileNames, as a service manager does (sd_listen_fds(3)).
+	// Files are handed to the agent under FileNames, as a service manager does (sd_listen_fds(3)), and are
+	// closed here.
 	Files     []*os.File
 	FileNames []string
 	// Detached lets the agent outlive this process. Otherwise the agent ends when
@@ -76,7 +77,11 @@ func StartAgent(ctx context.Context, h *Host, c AgentConfig) (*Agent, error) {
 			return nil, errors.Join(err, logFile.Close())
 		}
 	}
-	if err := h.Start(a.cmd); err != nil {
+	err = h.Start(a.cmd)
+	for _, f := range c.Files {
+		f.Close()
+	}
+	if err != nil {
 		return nil, errors.Join(fmt.Errorf("start agent in %s: %w", h.Name, err), logFile.Close())
 	}
 	go func() {

@@ -314,7 +314,7 @@ func TestIdleAmongMany(t *testing.T) {
 	if joined > time.Second {
 		t.Errorf("the first ping came %v after the start, want 1s at most", joined)
 	}
-	if rss > 80<<20 {
+	if rss > 80<<20 && !raceDetector {
 		t.Errorf("%d MiB of memory, want 80 at most", rss>>20)
 	}
 	if busy > 1 {

@@ -131,6 +131,18 @@ func (k *keeper) has() string {
 	return strings.Join(slices.Compact(names), " ")
 }
 
+// copies returns what is kept, for a process: the keeper may close its own as soon as that process says so.
+func (k *keeper) copies() (names []string, files []*os.File) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for _, f := range k.files {
+		fd, err := unix.FcntlInt(f.Fd(), unix.F_DUPFD_CLOEXEC, 0)
+		k.h.seg.must(err)
+		files = append(files, os.NewFile(uintptr(fd), f.Name()))
+	}
+	return slices.Clone(k.names), files
+}
+
 // drain returns when all that was said before has been heard: a manager hears a process
 // out before it takes note of its end.
 func (k *keeper) drain() {
@@ -163,13 +175,12 @@ func (k *keeper) startWith(args ...string) {
 	h := k.h
 	h.seg.Helper()
 	k.drain()
-	k.mu.Lock()
-	names, files := slices.Clone(k.names), slices.Clone(k.files)
-	k.mu.Unlock()
+	names, files := k.copies()
 	// A stored TUN comes once, as systemd has it: the same description is kept once.
 	if i := slices.Index(names, "tun"); i >= 0 {
 		for j := len(names) - 1; j > i; j-- {
 			if names[j] == "tun" {
+				files[j].Close()
 				names, files = slices.Delete(names, j, j+1), slices.Delete(files, j, j+1)
 			}
 		}
