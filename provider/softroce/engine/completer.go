@@ -35,7 +35,7 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 	}
 	q.answered(r.una)
 	if !s.IsACK() {
-		r.rtt.pending = false // what a NAK acknowledges waited for a repair
+		r.rtt.waits() // what a NAK acknowledges waited for a repair
 	}
 	switch {
 	case s.IsACK():
@@ -96,7 +96,7 @@ func (q *QP) nakSequence(psn ib.PSN, gap int) {
 	r.missing = missing{keeps: gap > 0}
 	r.ours = r.ours || gap > 0
 	if !r.nakSeen || psn != r.nakAt {
-		congested = q.lost(psn)
+		congested = q.lost(psn, gap)
 	}
 	r.nakSeen, r.nakAt, r.sinceNAK = true, psn, 0
 	if gap > 0 && psn == r.una && psn.Add(gap).Before(r.highest) {
@@ -128,12 +128,12 @@ func (q *QP) ackMissing() {
 	m.forget()
 }
 
-// lost notes the loss of psn. All that is in flight behind it may be sent again, so
+// lost notes the loss of gap packets from psn on; zero means that their number is not known. All that is in flight behind it may be sent again, so
 // the more often packets are lost, the fewer should be in flight. lost reports whether
 // a queue on the path has overflowed.
-func (q *QP) lost(psn ib.PSN) (congested bool) {
+func (q *QP) lost(psn ib.PSN, gap int) (congested bool) {
 	r := &q.req
-	if r.missing.keeps && q.congested(psn) {
+	if r.missing.keeps && q.congested(psn, gap) {
 		r.limit = min(r.limit, q.flight())
 		return true
 	}
@@ -443,8 +443,8 @@ const (
 const leastPeriod = 10 * time.Second
 
 // A roundTrip measures the time from a packet that asks for an ACK to that ACK. It keeps mean and
-// spread as TCP does (RFC 6298 section 2). It does not measure a packet that was sent again, except
-// for the very first measurement (see forget).
+// spread as TCP does (RFC 6298 section 2). A packet that was sent again, or waits for one that was, gives
+// only a bound, except for the very first measurement (see forget).
 type roundTrip struct {
 	known        bool
 	mean, spread time.Duration
@@ -457,6 +457,7 @@ type roundTrip struct {
 	pending bool
 	psn     ib.PSN
 	at      time.Time
+	behind  bool // a gap: the ACK waits until it is closed, so it is a bound
 
 	doubted  bool  // a probe has left while doubtPSN was measured
 	lates    uint8 // ACKs that were late for a doubtPSN since the last measurement
@@ -466,20 +467,26 @@ type roundTrip struct {
 }
 
 // begin starts a measurement with the packet psn, which asks for an ACK, if it is sent for
-// the first time and no other is being measured.
-func (t *roundTrip) begin(psn ib.PSN, first bool, now time.Time) {
+// the first time and no other is being measured. behind says that the peer waits for a packet before
+// it: then the round trip is at most as long as the measurement says, and counts only if that is less than
+// the mean.
+func (t *roundTrip) begin(psn ib.PSN, first, behind bool, now time.Time) {
 	if first && !t.pending {
-		t.pending, t.psn, t.at, t.doubted = true, psn, now, false
+		t.pending, t.psn, t.at, t.behind, t.doubted = true, psn, now, behind, false
 	}
 }
 
-// forget ends a measurement that means nothing any more, because its packet is among
-// those from psn on, which are sent again. The very first measurement goes on: it may
-// come out too long, but a path whose round trip is longer than a probe waits would
+// waits says that the ACK under way has waited for packets that were sent again. The first measurement
+// of all begins anew then.
+func (t *roundTrip) waits() { t.pending, t.behind = t.pending && t.known, true }
+
+// forget makes a bound of a measurement whose packet is among those from psn on, which are sent again:
+// from the first time that it was sent, an ACK takes a round trip at least. The very first measurement
+// goes on as it is: it may come out too long, but a path whose round trip is longer than a probe waits would
 // otherwise never be measured.
 func (t *roundTrip) forget(psn ib.PSN) {
 	if t.known && !t.psn.Before(psn) {
-		t.pending = false
+		t.behind = true
 	}
 }
 
@@ -537,7 +544,9 @@ func (t *roundTrip) end(una ib.PSN, now time.Time) {
 		return
 	}
 	t.pending = false
-	t.take(max(now.Sub(t.at), 1), now)
+	if d := max(now.Sub(t.at), 1); !t.behind || d < t.mean {
+		t.take(d, now)
+	}
 }
 
 // take takes in one measurement.

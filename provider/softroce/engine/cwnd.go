@@ -10,8 +10,8 @@ const (
 	// A queue on the path counts as full when the round trip exceeds the least one by
 	// queueTrip and by a quarter of the least one. It may exceed it by less than longQueue because a
 	// long message is on its way. Then it must be near the longest of late as well, three quarters
-	// of the way from the least: a queue loses packets when it is full, and a path that loses
-	// some by itself does so at any time.
+	// of the way from the least, or seven eighths if a single packet was lost: a queue loses packets when
+	// it is full, mostly some in a row, and a path that loses some by itself does so at any time.
 	queueTrip, longQueue = 200 * time.Microsecond, time.Millisecond
 	// keptOf is how many tenths of what was in flight stay in flight after a queue
 	// overflowed (RFC 9438 section 4.6).
@@ -40,16 +40,20 @@ type congestionWindow struct {
 	rounds  int    // since the last loss
 }
 
-// congested reports whether psn was lost because a queue overflowed, and then lowers the window. If
-// another packet of the same window was lost so before, it returns true without lowering it again.
-func (q *QP) congested(psn ib.PSN) bool {
+// congested reports whether gap packets from psn on were lost because a queue overflowed, and then lowers the
+// window. If another packet of the same window was lost so before, it returns true without lowering it again.
+func (q *QP) congested(psn ib.PSN, gap int) bool {
 	r := &q.req
 	c := &r.cwnd
 	if c.allowed > 0 && psn.Before(c.end) {
 		return true
 	}
 	least, now := r.rtt.least(), max(r.rtt.mean, r.rtt.last)
-	if least == 0 || now < least+max(least/4, queueTrip, min(longQueue, 3*(r.rtt.most-least)/4)) {
+	full := 3 * (r.rtt.most - least) / 4
+	if gap == 1 {
+		full = 7 * (r.rtt.most - least) / 8
+	}
+	if least == 0 || now < least+max(least/4, queueTrip, min(longQueue, full)) {
 		return false
 	}
 	flight := r.highest.Sub(psn)

@@ -29,20 +29,24 @@ func TestCongestion(t *testing.T) {
 	for _, tt := range []struct {
 		name              string
 		least, trip, most time.Duration
+		gap               int
 		want              int
 	}{
-		{"a short path with a queue", 100 * time.Microsecond, 2 * time.Millisecond, 0, 35},
-		{"a long path with a queue", 10 * time.Millisecond, 15 * time.Millisecond, 0, 35},
-		{"a queue that is nearly full", 100 * time.Microsecond, 2 * time.Millisecond, 2500 * time.Microsecond, 35},
-		{"a long message on its way, and no queue", 100 * time.Microsecond, 600 * time.Microsecond, 900 * time.Microsecond, 0},
-		{"a short path", 100 * time.Microsecond, 250 * time.Microsecond, 0, 0},
-		{"a long path", 10 * time.Millisecond, 12 * time.Millisecond, 0, 0},
+		{"a short path with a queue", 100 * time.Microsecond, 2 * time.Millisecond, 0, 1, 35},
+		{"a long path with a queue", 10 * time.Millisecond, 15 * time.Millisecond, 0, 1, 35},
+		{"a queue that is nearly full", 100 * time.Microsecond, 2 * time.Millisecond, 2500 * time.Microsecond, 2, 35},
+		{"a long message on its way, and no queue", 100 * time.Microsecond, 600 * time.Microsecond, 900 * time.Microsecond, 2, 0},
+		{"a queue that may be full", 100 * time.Microsecond, 750 * time.Microsecond, 900 * time.Microsecond, 2, 35},
+		{"a single packet of it", 100 * time.Microsecond, 750 * time.Microsecond, 900 * time.Microsecond, 1, 0},
+		{"a single packet of a full one", 100 * time.Microsecond, 850 * time.Microsecond, 900 * time.Microsecond, 1, 35},
+		{"a short path", 100 * time.Microsecond, 250 * time.Microsecond, 0, 2, 0},
+		{"a long path", 10 * time.Millisecond, 12 * time.Millisecond, 0, 2, 0},
 	} {
 		p := congest(t, 50, tt.least, tt.trip)
 		r := &p.a.req
 		r.rtt.most = cmp.Or(tt.most, tt.trip)
 		for i := range 3 {
-			p.a.lost(r.una.Add(10 * i)) // of one window
+			p.a.lost(r.una.Add(10*i), tt.gap) // of one window
 		}
 		if got := r.cwnd.allowed; got != tt.want {
 			t.Errorf("%s: %d packets may be in flight, want %d", tt.name, got, tt.want)
@@ -50,7 +54,7 @@ func TestCongestion(t *testing.T) {
 		if got, want := r.lossEvery != 0, tt.want == 0; got != want {
 			t.Errorf("%s: counted as a loss of the path: %v, want %v", tt.name, got, want)
 		}
-		p.a.lost(r.highest) // of the next window
+		p.a.lost(r.highest, tt.gap) // of the next window
 		if got, want := r.cwnd.allowed < tt.want, tt.want > 0; got != want {
 			t.Errorf("%s: the next window had a loss, %d packets may be in flight, fewer wanted: %v", tt.name,
 				r.cwnd.allowed, want)
@@ -63,7 +67,7 @@ func TestCongestion(t *testing.T) {
 func TestCongestionWindowGrows(t *testing.T) {
 	p := congest(t, 50, 100*time.Microsecond, 2*time.Millisecond)
 	r := &p.a.req
-	p.a.lost(r.una)
+	p.a.lost(r.una, 2)
 	grown := func(rounds int) int {
 		before := r.cwnd.allowed
 		for range rounds {
@@ -95,7 +99,7 @@ func TestCongestionWindowGrows(t *testing.T) {
 func TestCongestionWindowOutlivesPSNs(t *testing.T) {
 	p := congest(t, 50, 100*time.Microsecond, 2*time.Millisecond)
 	r := &p.a.req
-	p.a.lost(r.una)
+	p.a.lost(r.una, 2)
 	lowered := r.cwnd.allowed
 	acked := func(flight int) {
 		r.next = r.highest.Add(flight)
@@ -115,7 +119,7 @@ func TestCongestionWindowOutlivesPSNs(t *testing.T) {
 	if grown <= lowered {
 		t.Errorf("%d packets may be in flight after 20 full round trips, want more than %d", grown, lowered)
 	}
-	p.a.lost(r.una)
+	p.a.lost(r.una, 2)
 	if got := r.cwnd.allowed; got >= grown {
 		t.Errorf("%d packets may be in flight after a loss, want fewer than %d", got, grown)
 	}

@@ -145,8 +145,7 @@ func (q *QP) nextRequest(p *Packet, now time.Time) bool {
 		ack := r.curPkt == w.npkt-1 || r.sinceAck >= min(q.cfg.ackEvery(), max(r.limit/4, minFlight/4)) || flight == most-1
 		if ack {
 			r.sinceAck = 0
-			// The ACK of a packet behind a gap waits until the gap is closed.
-			r.rtt.begin(r.next, r.next == r.highest && !r.missing.asked, now)
+			r.rtt.begin(r.next, r.next == r.highest, r.missing.asked, now)
 		}
 		q.putData(p, r.cur, r.curPkt, ack)
 	}
@@ -159,15 +158,15 @@ func (q *QP) nextRequest(p *Packet, now time.Time) bool {
 }
 
 // mostInFlight returns how many packets may have been sent and not be acknowledged: r.limit, and while a gap
-// is repaired that the path made by chance, as many again of those behind it. The peer has these, or will
-// have them soon (as pipe in RFC 6675 section 4 counts).
+// is repaired that the path made by chance, half of those behind it. The peer has these, or will have them
+// soon (as pipe in RFC 6675 section 4 counts); with all of them a short queue overflowed.
 func (q *QP) mostInFlight() int {
 	r := &q.req
 	m := &r.missing
 	if !m.asked || m.congested || r.ecn.allowed > 0 {
 		return r.limit
 	}
-	return max(r.limit, min(r.limit+min(r.limit, m.behind.Sub(m.end)), q.window()))
+	return max(r.limit, min(r.limit+min(r.limit, m.behind.Sub(m.end))/2, q.window()))
 }
 
 // advanceNext moves next past n PSNs of w, the work request at cur.
