@@ -23,7 +23,7 @@ import (
 	"ipoibcm/wire/roce"
 )
 
-var manyPeers = flag.Int("peers", 0, "peers of TestStatusAmongManyPeers, each introduced in some 20 ms; 0: a thousand, three thousand in the long form")
+var manyPeers = flag.Int("peers", 0, "peers of TestStatusAmongManyPeers; 0: a thousand, three thousand in the long form")
 
 // Whoever reads the status of a host with very many peers delays none of its packets by more than
 // a millisecond: neither those of a connection nor those that the driver is asked for. What other work

@@ -35,7 +35,7 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 	}
 	q.answered(r.una)
 	if !s.IsACK() {
-		r.rtt.waits() // what a NAK acknowledges waited for a repair
+		r.rtt.bound() // what a NAK acknowledges waited for a repair
 	}
 	switch {
 	case s.IsACK():
@@ -103,7 +103,7 @@ func (q *QP) nakSequence(psn ib.PSN, gap int) {
 		if r.next.Before(r.highest) {
 			q.seek(r.highest) // the peer has more than we thought
 		}
-		r.rtt.forget(psn)
+		r.rtt.boundFrom(psn)
 		r.missing = missing{next: psn, end: psn.Add(gap), behind: r.highest, asked: true, keeps: true, congested: congested}
 		r.limit = q.flight()
 		return
@@ -128,9 +128,9 @@ func (q *QP) ackMissing() {
 	m.forget()
 }
 
-// lost notes the loss of gap packets from psn on; zero means that their number is not known. All that is in flight behind it may be sent again, so
-// the more often packets are lost, the fewer should be in flight. lost reports whether
-// a queue on the path has overflowed.
+// lost notes the loss of gap packets from psn on; zero means that their number is not known. All that is in
+// flight behind them may be sent again, so the more often packets are lost, the fewer should be in flight.
+// lost reports whether a queue on the path has overflowed.
 func (q *QP) lost(psn ib.PSN, gap int) (congested bool) {
 	r := &q.req
 	if r.missing.keeps && q.congested(psn, gap) {
@@ -444,7 +444,7 @@ const leastPeriod = 10 * time.Second
 
 // A roundTrip measures the time from a packet that asks for an ACK to that ACK. It keeps mean and
 // spread as TCP does (RFC 6298 section 2). A packet that was sent again, or waits for one that was, gives
-// only a bound, except for the very first measurement (see forget).
+// only a bound, except for the very first measurement (see boundFrom).
 type roundTrip struct {
 	known        bool
 	mean, spread time.Duration
@@ -476,15 +476,15 @@ func (t *roundTrip) begin(psn ib.PSN, first, behind bool, now time.Time) {
 	}
 }
 
-// waits says that the ACK under way has waited for packets that were sent again. The first measurement
-// of all begins anew then.
-func (t *roundTrip) waits() { t.pending, t.behind = t.pending && t.known, true }
+// bound makes a bound of what is being measured, because its ACK has waited for packets that were sent again. The
+// first measurement of all begins anew instead.
+func (t *roundTrip) bound() { t.pending, t.behind = t.pending && t.known, true }
 
-// forget makes a bound of a measurement whose packet is among those from psn on, which are sent again:
+// boundFrom makes a bound of a measurement whose packet is among those from psn on, which are sent again:
 // from the first time that it was sent, an ACK takes a round trip at least. The very first measurement
 // goes on as it is: it may come out too long, but a path whose round trip is longer than a probe waits would
 // otherwise never be measured.
-func (t *roundTrip) forget(psn ib.PSN) {
+func (t *roundTrip) boundFrom(psn ib.PSN) {
 	if t.known && !t.psn.Before(psn) {
 		t.behind = true
 	}

@@ -236,20 +236,49 @@ func TestInFlightBesideAGap(t *testing.T) {
 	}
 }
 
-// A round trip that was measured behind a gap counts only if it is shorter than what is known: it was at most so long.
+// A round trip whose ACK waited for a repair counts only if it is shorter than what is known: it was at most so long.
 func TestTripBehindAGap(t *testing.T) {
 	const known = 10 * time.Millisecond
-	for _, tt := range []struct {
-		took   time.Duration
-		counts bool
-	}{{2 * known, false}, {known / 2, true}} {
-		var trip roundTrip
-		now := time.Unix(1000, 0)
-		trip.take(known, now)
-		trip.begin(1, true, true, now)
-		trip.end(2, now.Add(tt.took))
-		if got := trip.last == tt.took; got != tt.counts {
-			t.Errorf("%v behind a gap, where %v was known, counts: %v, want %v", tt.took, known, got, tt.counts)
+	for what, begin := range map[string]func(trip *roundTrip, now time.Time){
+		"sent behind a gap":         func(trip *roundTrip, now time.Time) { trip.begin(1, true, true, now) },
+		"sent again":                func(trip *roundTrip, now time.Time) { trip.begin(1, true, false, now); trip.boundFrom(0) },
+		"acknowledged with a NAK's": func(trip *roundTrip, now time.Time) { trip.begin(1, true, false, now); trip.bound() },
+	} {
+		for _, tt := range []struct {
+			took   time.Duration
+			counts bool
+		}{{2 * known, false}, {known / 2, true}} {
+			var trip roundTrip
+			now := time.Unix(1000, 0)
+			trip.take(known, now)
+			begin(&trip, now)
+			trip.end(2, now.Add(tt.took))
+			if got := trip.last == tt.took; got != tt.counts {
+				t.Errorf("%s: %v, where %v was known, counts: %v, want %v", what, tt.took, known, got, tt.counts)
+			}
 		}
 	}
+}
+
+// What a NAK acknowledges may have waited for what the NAK asks for: its time is no round trip if it is long.
+func TestTripOfANAK(t *testing.T) {
+	p := newPair(t, ib.RC, nil)
+	p.trip(100 * time.Microsecond)
+	known := p.a.req.rtt.mean
+	for range 4 {
+		p.b.postRecv(0, make([]byte, 100))
+		p.a.post(verbs.SendWR{Opcode: verbs.Send, SG: sg(make([]byte, 100))})
+	}
+	out := p.output(p.a)
+	p.input(p.b, out[0])
+	p.output(p.b) // its ACK is lost
+	p.now = p.now.Add(time.Second)
+	p.input(p.b, out[3])
+	naks := p.output(p.b)
+	if len(naks) != 1 || roce.BTH(naks[0]).PSN() != roce.BTH(out[1]).PSN() {
+		t.Fatalf("%d packets, want the NAK for the second message", len(naks))
+	}
+	p.input(p.a, naks[0])
+	expect.Equal(t, p.a.req.una, roce.BTH(out[1]).PSN(), "what is not acknowledged")
+	expect.Equal(t, p.a.req.rtt.mean, known, "round trip after a NAK that came late")
 }

@@ -303,7 +303,7 @@ func (q *QP) readsOut() (n int) {
 func (q *QP) seek(psn ib.PSN) {
 	r := &q.req
 	r.next, r.sinceAck = psn, 0
-	r.rtt.forget(psn)
+	r.rtt.boundFrom(psn)
 	for i := q.sq.head; i != q.sq.tail; i++ {
 		w := q.sq.at(i)
 		if d := psn.Sub(w.psn); d < int(w.npkt) {
