@@ -73,7 +73,7 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 		if !r.rnrDeadline.IsZero() {
 			return NoDrop // psn is sent again soon anyway
 		}
-		q.nakSequence(psn, int(pkt.BTH.Reserved()))
+		q.nakSequence(psn, int(pkt.BTH.Reserved()), now)
 	}
 	return NoDrop
 }
@@ -83,7 +83,7 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 // is before psn, responses to a READ were lost, which is requested again too, see [QP.gap].
 // A NAK costs a retry if psn is una, or is that of the last NAK since una moved. So a peer
 // that gets further while the READ holds una back costs none.
-func (q *QP) nakSequence(psn ib.PSN, gap int) {
+func (q *QP) nakSequence(psn ib.PSN, gap int, now time.Time) {
 	r := &q.req
 	if psn == r.una || r.nakSeen && psn == r.nakAt {
 		if r.retryLeft == 0 {
@@ -105,6 +105,7 @@ func (q *QP) nakSequence(psn ib.PSN, gap int) {
 		}
 		r.rtt.boundFrom(psn)
 		r.missing = missing{next: psn, end: psn.Add(gap), behind: r.highest, asked: true, keeps: true, congested: congested}
+		q.arriving(now)
 		r.limit = q.flight()
 		return
 	}
@@ -151,8 +152,9 @@ func (q *QP) lost(psn ib.PSN, gap int) (congested bool) {
 // After losses it is an eighth of the packets between two losses, so that at most a ninth
 // of the packets is sent again for nothing. If more packets than that were acknowledged
 // since the last loss, their number counts instead. With a peer that keeps the packets
-// behind a lost one it is half of the packets between two losses: there is mostly one gap,
-// which takes a round trip to close. CE marks and a queue that has overflowed bound it too.
+// behind a lost one it is two thirds of the packets between two losses: there is mostly one gap,
+// which takes a round trip to close. It is half of them where the packets in flight make the round trip
+// long themselves. CE marks and a queue that has overflowed bound it too.
 func (q *QP) flight() int {
 	n := q.lossFlight()
 	if allowed := q.req.ecn.allowed; allowed > 0 {
@@ -169,11 +171,15 @@ func (q *QP) lossFlight() int {
 	if r.lossEvery == 0 {
 		return q.window()
 	}
-	part, least := 8, minFlight
+	between := max(r.lossEvery, r.sinceLoss)
 	if r.missing.keeps {
-		part, least = 2, min(minFlight, minFlightOctets/max(q.mtu, 1))
+		part := 2 * between / 3
+		if r.rtt.mean > 2*r.rtt.least() { // a queue on the path holds half of what is in flight, or more
+			part = between / 2
+		}
+		return min(max(part, min(minFlight, minFlightOctets/max(q.mtu, 1))), q.window())
 	}
-	return min(max(max(r.lossEvery, r.sinceLoss)/part, least), q.window())
+	return min(max(between/8, minFlight), q.window())
 }
 
 // nakStatus returns what a fatal NAK means for the work request.
@@ -342,6 +348,7 @@ func (q *QP) Wake(now time.Time) {
 	if e := &q.rsp.early; !e.nakAt.IsZero() && !now.Before(e.nakAt) {
 		q.nakGap()
 	}
+	r.missing.arrived(now)
 	if r.challenge.on {
 		q.challengeDue(now)
 		return
@@ -436,6 +443,8 @@ const (
 	// A measurement that is tripFalls times shorter than the mean counts for half of the new
 	// mean: no queue empties so fast again and again.
 	tripFalls = 8
+	// With each measurement the longest of late comes nearer to the mean by one part of mostTrips.
+	mostTrips = 64
 )
 
 // leastPeriod is how long the least round trip is collected. It counts for one or two such
@@ -553,7 +562,7 @@ func (t *roundTrip) end(una ib.PSN, now time.Time) {
 func (t *roundTrip) take(d time.Duration, now time.Time) {
 	t.last, t.longer, t.lates, t.doubted = d, 0, 0, false
 	t.keepLeast(d, now)
-	t.most = max(d, t.most-(t.most-t.mean)/16)
+	t.most = max(d, t.most-(t.most-t.mean)/mostTrips)
 	if !t.known {
 		t.known, t.mean, t.spread = true, d, d/2
 		return

@@ -7,24 +7,30 @@ import (
 )
 
 const (
-	// A queue on the path counts as full when the round trip exceeds the least one by
-	// queueTrip and by a quarter of the least one. It may exceed it by less than longQueue because a
-	// long message is on its way. Then it must be near the longest of late as well, three quarters
-	// of the way from the least, or seven eighths if a single packet was lost: a queue loses packets when
-	// it is full, mostly some in a row, and a path that loses some by itself does so at any time.
+	// There is a queue on the path where the round trip exceeds the least one by queueTrip and by a quarter
+	// of the least one. It is full where the round trip is seven eighths of the way from the least one to the
+	// longest of late, or, where the path carries less than slowOctets in each millisecond by which the round trip
+	// exceeds the least one, where that is longQueue.
 	queueTrip, longQueue = 200 * time.Microsecond, time.Millisecond
+	slowOctets           = 64 << 10
+	// chanceShare is the share of the losses of late, in thousandths, that may have other reasons than a full
+	// queue where a queue overflows. If it is larger, all losses are taken for those of a path that loses
+	// packets by chance. It is an average over chanceLosses.
+	chanceShare, chanceLosses = 300, 16
 	// keptOf is how many tenths of what was in flight stay in flight after a queue
 	// overflowed (RFC 9438 section 4.6).
 	keptOf = 7
 	// leastCwnd is how many octets may be in flight however often a queue overflows. It is four
 	// packets at least.
 	leastCwnd = 16 << 10
-	// growOctets is how many octets the first round trip after a loss adds to the window. A window
+	// growOctets is how many octets the first round trip after stayRounds adds to the window. A window
 	// below growSlowly grows by less, in proportion: a queue of few packets would overflow all the
 	// time.
 	growOctets, growSlowly = 4 << 10, 28 * growOctets
-	// After growFaster round trips without a loss a round trip adds twice as much as the first.
-	growFaster = 16
+	// stayRounds is for how many round trips after a loss the window stays as it is.
+	stayRounds = 8
+	// After growFaster round trips more without a loss a round trip adds twice as much as the first.
+	growFaster = 11
 	// wholePart is one packet, in the unit of congestionWindow.part.
 	wholePart = 1 << 10
 )
@@ -38,6 +44,7 @@ type congestionWindow struct {
 	end     ib.PSN // losses before it are the same event
 	round   ib.PSN // end of this round trip
 	rounds  int    // since the last loss
+	chance  int    // share of the losses of late, in thousandths, that no full queue explains
 }
 
 // congested reports whether gap packets from psn on were lost because a queue overflowed, and then lowers the
@@ -48,12 +55,13 @@ func (q *QP) congested(psn ib.PSN, gap int) bool {
 	if c.allowed > 0 && psn.Before(c.end) {
 		return true
 	}
-	least, now := r.rtt.least(), max(r.rtt.mean, r.rtt.last)
-	full := 3 * (r.rtt.most - least) / 4
-	if gap == 1 {
-		full = 7 * (r.rtt.most - least) / 8
+	full := q.queueFull(gap)
+	if full {
+		c.chance -= c.chance / chanceLosses
+	} else {
+		c.chance += (1000 - c.chance) / chanceLosses
 	}
-	if least == 0 || now < least+max(least/4, queueTrip, min(longQueue, full)) {
+	if !full || c.chance > chanceShare {
 		return false
 	}
 	flight := r.highest.Sub(psn)
@@ -63,6 +71,19 @@ func (q *QP) congested(psn ib.PSN, gap int) bool {
 	c.allowed, c.part, c.rounds = max(4, leastCwnd/q.mtu, flight*keptOf/10), 0, 0
 	c.end, c.round = r.highest, r.highest
 	return true
+}
+
+// queueFull reports whether a full queue on the path explains the loss of gap packets. Several in a row are
+// seldom lost by chance.
+func (q *QP) queueFull(gap int) bool {
+	t := &q.req.rtt
+	least := t.least()
+	more := max(t.mean, t.last) - least
+	if least == 0 || more < max(least/4, queueTrip) {
+		return false
+	}
+	slow := time.Duration(q.req.highest.Sub(q.req.una)*q.mtu) * time.Millisecond / slowOctets
+	return gap > 1 || more >= min(7*(t.most-least)/8, max(longQueue, slow))
 }
 
 // cwndAcked raises the window after an ACK of n packets, all before una.
@@ -77,10 +98,12 @@ func (q *QP) cwndAcked(n int, una ib.PSN) {
 		c.round = una
 		return
 	}
-	// These products do not fit an int of 32 bits.
-	more := growOctets * wholePart * int64(growFaster+c.rounds) / growFaster
-	c.part += int(int64(n) * more / int64(max(c.allowed*q.mtu, growSlowly)))
-	c.allowed, c.part = c.allowed+c.part/wholePart, c.part%wholePart
+	if grows := c.rounds - stayRounds; grows >= 0 {
+		// These products do not fit an int of 32 bits.
+		more := growOctets * wholePart * int64(growFaster+grows) / growFaster
+		c.part += int(int64(n) * more / int64(max(c.allowed*q.mtu, growSlowly)))
+		c.allowed, c.part = c.allowed+c.part/wholePart, c.part%wholePart
+	}
 	if !una.Before(c.round) {
 		c.round = r.highest
 		c.rounds++

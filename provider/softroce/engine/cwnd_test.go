@@ -34,11 +34,14 @@ func TestCongestion(t *testing.T) {
 	}{
 		{"a short path with a queue", 100 * time.Microsecond, 2 * time.Millisecond, 0, 1, 35},
 		{"a long path with a queue", 10 * time.Millisecond, 15 * time.Millisecond, 0, 1, 35},
-		{"a queue that is nearly full", 100 * time.Microsecond, 2 * time.Millisecond, 2500 * time.Microsecond, 2, 35},
-		{"a long message on its way, and no queue", 100 * time.Microsecond, 600 * time.Microsecond, 900 * time.Microsecond, 2, 0},
-		{"a queue that may be full", 100 * time.Microsecond, 750 * time.Microsecond, 900 * time.Microsecond, 2, 35},
-		{"a single packet of it", 100 * time.Microsecond, 750 * time.Microsecond, 900 * time.Microsecond, 1, 0},
-		{"a single packet of a full one", 100 * time.Microsecond, 850 * time.Microsecond, 900 * time.Microsecond, 1, 35},
+		{"several packets, of a queue", 100 * time.Microsecond, 310 * time.Microsecond, 900 * time.Microsecond, 2, 35},
+		{"several packets, and hardly a queue", 100 * time.Microsecond, 290 * time.Microsecond, 900 * time.Microsecond, 2, 0},
+		{"several packets, and hardly a queue on a long path", 2 * time.Millisecond, 2400 * time.Microsecond, 9 * time.Millisecond, 2, 0},
+		{"one packet, and a round trip that was longer", 100 * time.Microsecond, 790 * time.Microsecond, 900 * time.Microsecond, 1, 0},
+		{"one packet, and a round trip that was hardly longer", 100 * time.Microsecond, 810 * time.Microsecond, 900 * time.Microsecond, 1, 35},
+		// 50 packets of 4096 octets take 3.125 ms of a slow path.
+		{"one packet of a slow path", 100 * time.Microsecond, 3300 * time.Microsecond, 9 * time.Millisecond, 1, 35},
+		{"one packet of a path that is not slow", 100 * time.Microsecond, 3200 * time.Microsecond, 9 * time.Millisecond, 1, 0},
 		{"a short path", 100 * time.Microsecond, 250 * time.Microsecond, 0, 2, 0},
 		{"a long path", 10 * time.Millisecond, 12 * time.Millisecond, 0, 2, 0},
 	} {
@@ -62,8 +65,8 @@ func TestCongestion(t *testing.T) {
 	}
 }
 
-// What may be in flight grows by a packet or a part of one in a round trip, by more the longer nothing
-// was lost, and is not bounded any more where the window is reached.
+// What may be in flight stays for some round trips after a loss, then grows by a packet or a part of one in a
+// round trip, by more the longer nothing was lost, and is not bounded any more where the window is reached.
 func TestCongestionWindowGrows(t *testing.T) {
 	p := congest(t, 50, 100*time.Microsecond, 2*time.Millisecond)
 	r := &p.a.req
@@ -77,17 +80,20 @@ func TestCongestionWindowGrows(t *testing.T) {
 		}
 		return r.cwnd.allowed - before
 	}
+	if got := grown(stayRounds); got != 0 {
+		t.Errorf("%d packets more after %d round trips, want none yet", got, stayRounds)
+	}
 	if got := grown(10); got < 9 || got > 14 {
-		t.Errorf("%d packets more after ten round trips, want some 10", got)
+		t.Errorf("%d packets more after ten others, want some 10", got)
 	}
 	if got := grown(10); got < 14 || got > 25 {
-		t.Errorf("%d packets more after ten others, want some 18", got)
+		t.Errorf("%d packets more after ten more, want some 18", got)
 	}
 	if got := grown(200); got >= 0 || r.cwnd.allowed != 0 {
 		t.Errorf("%d packets may be in flight in the end, want as many as the window has (0)", r.cwnd.allowed)
 	}
 	for _, n := range []int{4, 7} { // a short queue would overflow all the time
-		r.cwnd = congestionWindow{allowed: n, end: r.una, round: r.una}
+		r.cwnd = congestionWindow{allowed: n, end: r.una, round: r.una, rounds: stayRounds}
 		if got := grown(1); got > 0 {
 			t.Errorf("%d packets: %d more after one round trip, want less than one", n, got)
 		}
@@ -122,5 +128,47 @@ func TestCongestionWindowOutlivesPSNs(t *testing.T) {
 	p.a.lost(r.una, 2)
 	if got := r.cwnd.allowed; got >= grown {
 		t.Errorf("%d packets may be in flight after a loss, want fewer than %d", got, grown)
+	}
+}
+
+// Where most losses come at any time, those that a full queue would explain are no overflow either. Where a queue
+// begins to overflow, that shows after some losses.
+func TestLossesByChance(t *testing.T) {
+	const least, full = 100 * time.Microsecond, 900 * time.Microsecond
+	p := congest(t, 50, least, full)
+	r := &p.a.req
+	r.rtt.most = full
+	lost := func(trip time.Duration) (overflow bool) {
+		r.rtt.last, r.rtt.mean, r.cwnd.allowed = trip, trip, 0
+		return p.a.congested(r.una, 1)
+	}
+	for i := range 40 {
+		if overflow := lost(full); !overflow {
+			t.Fatalf("loss %d of a queue that overflows is taken for chance", i)
+		}
+	}
+	if overflow := lost(full / 2); overflow {
+		t.Error("a loss beside a queue that is half full is taken for an overflow")
+	}
+	if overflow := lost(full); !overflow {
+		t.Error("a loss of a queue that overflows is taken for chance after one that was")
+	}
+	overflows := 0
+	for i := range 100 { // every second one with a full queue
+		if lost(full/2 + time.Duration(i%2)*full/2) {
+			overflows++
+		}
+	}
+	if overflows == 0 || overflows > 10 {
+		t.Errorf("%d of 100 losses are taken for overflows though half of them are none, want the first few", overflows)
+	}
+	after := 0
+	for !lost(full) {
+		if after++; after > 20 {
+			t.Fatal("20 losses of a queue that overflows are taken for chance")
+		}
+	}
+	if after < 4 {
+		t.Errorf("a queue is taken to overflow after %d losses, want some more: it may be chance", after)
 	}
 }

@@ -188,41 +188,55 @@ func TestLostBehindAProbe(t *testing.T) {
 	}
 }
 
-// While a gap is repaired that the path made by chance, half as many packets again may leave as the limit says:
-// the peer keeps those behind the gap. Not where a queue has overflowed, or where CE marks say that it is full.
+// While a gap is repaired that the path made by chance, more packets may leave than the limit says: a quarter of those
+// behind the gap with each quarter of a round trip, because the peer has these. Not where a queue has overflowed,
+// or where CE marks say that it is full.
 // The ACK of what leaves then waits for the gap: as a measure of the round trip it is too long, and
 // counts only if it is short.
 func TestInFlightBesideAGap(t *testing.T) {
 	const n = 50
 	for _, tt := range []struct {
-		name string
-		trip time.Duration // now; 100 us is the least
-		ce   int           // packets that CE marks leave in flight; 0: there were none
-		more bool
+		name  string
+		trip  time.Duration // now; 100 us is the least
+		ce    int           // packets that CE marks leave in flight; 0: there were none
+		wants []int         // packets that leave after each quarter of trip; nil: none do
 	}{
-		{"lost by chance", 150 * time.Microsecond, 0, true},
-		{"a queue that overflowed", 2 * time.Millisecond, 0, false},
-		{"a queue that marks", 150 * time.Microsecond, n, false},
+		{"lost by chance", 160 * time.Microsecond, 0, []int{12, 12, 12, 13}},
+		{"a queue that overflowed", time.Millisecond, 0, nil},
+		{"a queue that marks", 160 * time.Microsecond, n, nil},
 	} {
 		p := congest(t, n, 100*time.Microsecond, tt.trip)
 		a := p.a
 		r := &a.req
 		r.rtt.most, r.ecn.allowed = tt.trip, tt.ce
-		r.lossEvery = 2 * n // so n may be in flight
+		r.lossEvery, r.sinceLoss = 3*n/2, 3*n/2 // so n may be in flight, after one more loss too
 		r.limit = a.flight()
 		a.post(verbs.SendWR{ID: 1, Opcode: verbs.Send, SG: sg(make([]byte, 4*n*4096))})
 		lost := r.una
 		p.output(a)
-		a.nakSequence(lost, 1)
+		a.nakSequence(lost, 1, p.now)
 		out := p.output(a)
-		if len(out) == 0 || roce.BTH(out[0]).PSN() != lost {
+		if len(out) != 1 || roce.BTH(out[0]).PSN() != lost {
 			t.Fatalf("%s: %d packets left after a NAK, want the one that it asks for", tt.name, len(out))
 		}
-		limit, flight := r.limit, r.highest.Sub(r.una)
-		if most := limit + min(limit, r.missing.behind.Sub(lost)-1)/2; tt.more && flight != most {
-			t.Errorf("%s: %d packets in flight beside the gap, want %d, the limit is %d", tt.name, flight, most, limit)
-		} else if !tt.more && len(out) != 1 {
-			t.Errorf("%s: %d packets left, want no new ones", tt.name, len(out)-1)
+		for i := range 6 {
+			want := 0
+			if i < len(tt.wants) {
+				want = tt.wants[i]
+				if due := a.Deadline(); !due.Equal(p.now.Add(tt.trip / 4)) {
+					t.Errorf("%s: quarter %d: the next packets leave at %v, want %v later", tt.name, i, due, tt.trip/4)
+				}
+			}
+			p.now = p.now.Add(tt.trip/4 - 1)
+			a.Wake(p.now)
+			if early := len(p.output(a)); early != 0 {
+				t.Errorf("%s: quarter %d: %d packets left too early", tt.name, i, early)
+			}
+			p.now = p.now.Add(1)
+			a.Wake(p.now)
+			if left := len(p.output(a)); left != want {
+				t.Errorf("%s: quarter %d: %d packets left, want %d", tt.name, i, left, want)
+			}
 		}
 		before := r.rtt.mean
 		p.now = p.now.Add(time.Second)
@@ -232,6 +246,54 @@ func TestInFlightBesideAGap(t *testing.T) {
 		expect.Equal(t, r.rtt.pending, false, "%s: a packet is measured after all are acknowledged", tt.name)
 		if got := a.mostInFlight(); got != r.limit {
 			t.Errorf("%s: %d may be in flight after the gap is closed, want the limit of %d", tt.name, got, r.limit)
+		}
+	}
+}
+
+// Two thirds of the packets between two losses may be in flight, half where these make the round trip long, and with a
+// peer that keeps none an eighth.
+func TestLossFlight(t *testing.T) {
+	for _, tt := range []struct {
+		keeps bool
+		mean  time.Duration // 100 us is the least
+		every int
+		want  int
+	}{
+		{true, 150 * time.Microsecond, 90, 60},
+		{true, 200 * time.Microsecond, 90, 60},
+		{true, 201 * time.Microsecond, 90, 45},
+		{true, 150 * time.Microsecond, 6, 8},
+		{true, 150 * time.Microsecond, 900, 256},
+		{false, 150 * time.Microsecond, 800, 100},
+		{false, 150 * time.Microsecond, 90, minFlight},
+	} {
+		p := newPair(t, ib.RC, func(c *Config, attr *verbs.QPAttr) { c.Window, attr.PathMTU = 256, ib.MTU4096 })
+		p.trip(100 * time.Microsecond)
+		r := &p.a.req
+		r.missing.keeps, r.rtt.mean, r.lossEvery, r.sinceLoss = tt.keeps, tt.mean, tt.every, 0
+		if got := p.a.lossFlight(); got != tt.want {
+			t.Errorf("peer keeps: %v, round trip %v, a loss in %d packets: %d may be in flight, want %d", tt.keeps, tt.mean, tt.every, got, tt.want)
+		}
+	}
+}
+
+// No more packets are in flight beside a gap than a peer keeps, however many are behind it.
+func TestInFlightBesideAGapIsKept(t *testing.T) {
+	for _, tt := range []struct{ window, octets, want int }{
+		{256, 8 << 20, 512},
+		{256, 0, 256},
+		{1500, 8 << 20, 2048},
+		{3000, 64 << 20, earlyPackets},
+		{5000, 64 << 20, 5000},
+	} {
+		p := newPair(t, ib.RC, func(c *Config, attr *verbs.QPAttr) {
+			c.Window, c.MaxWindowOctets, attr.PathMTU = tt.window, tt.octets, ib.MTU4096
+		})
+		r := &p.a.req
+		r.limit = tt.window
+		r.missing = missing{asked: true, quarters: 4, end: r.una.Add(1), behind: r.una.Add(1 + tt.window)}
+		if got := p.a.mostInFlight(); got != tt.want {
+			t.Errorf("window of %d, %d octets at most: %d packets may be in flight, want %d", tt.window, tt.octets, got, tt.want)
 		}
 	}
 }
@@ -257,6 +319,27 @@ func TestTripBehindAGap(t *testing.T) {
 				t.Errorf("%s: %v, where %v was known, counts: %v, want %v", what, tt.took, known, got, tt.counts)
 			}
 		}
+	}
+}
+
+// One long measurement counts for a few round trips at most: a host may only have been away.
+func TestPauseIsNoTrip(t *testing.T) {
+	const known = 10 * time.Millisecond
+	var trip roundTrip
+	now := time.Unix(1000, 0)
+	for range 100 {
+		trip.take(known, now)
+	}
+	trip.take(time.Second, now)
+	if most := known + (tripGrows*known+MinProbe)/8; trip.mean > most {
+		t.Errorf("round trip of %v after one of a second, where %v was known, want %v at most", trip.mean, known, most)
+	}
+	expect.Equal(t, trip.last, time.Second, "last round trip")
+	for range 50 {
+		trip.take(time.Second, now)
+	}
+	if trip.mean < 900*time.Millisecond {
+		t.Errorf("round trip of %v after 51 of a second", trip.mean)
 	}
 }
 

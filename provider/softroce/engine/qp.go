@@ -355,8 +355,10 @@ func (q *QP) Deadline() time.Time {
 	} else if !q.req.rnrDeadline.IsZero() {
 		d = q.req.rnrDeadline // no ACK is awaited meanwhile
 	}
-	if n := q.rsp.early.nakAt; !n.IsZero() && (d.IsZero() || n.Before(d)) {
-		d = n
+	for _, at := range [...]time.Time{q.rsp.early.nakAt, q.req.missing.arrives} {
+		if !at.IsZero() && (d.IsZero() || at.Before(d)) {
+			d = at
+		}
 	}
 	return d
 }

@@ -68,6 +68,10 @@ type missing struct {
 	asked     bool   // a NAK has asked for packets, and not all of these are acknowledged
 	keeps     bool   // the last NAK gave the length of the gap: the peer kept what was behind
 	congested bool   // it was a queue on the path that overflowed
+
+	quarters uint8         // of the packets behind the gap that have arrived by now, as far as the time tells
+	quarter  time.Duration // a quarter of a round trip
+	arrives  time.Time     // when the next quarter will have arrived; zero: nothing waits for that
 }
 
 // forget stops sending again what the last NAK asked for.
@@ -158,15 +162,36 @@ func (q *QP) nextRequest(p *Packet, now time.Time) bool {
 }
 
 // mostInFlight returns how many packets may have been sent and not be acknowledged: r.limit, and while a gap
-// is repaired that the path made by chance, half of those behind it. The peer has these, or will have them
-// soon (as pipe in RFC 6675 section 4 counts); with all of them a short queue overflowed.
+// is repaired that the path made by chance, as many more as have arrived behind it. The peer keeps these, so
+// they are not in flight any more (as pipe in RFC 6675 section 4 counts).
 func (q *QP) mostInFlight() int {
 	r := &q.req
 	m := &r.missing
-	if !m.asked || m.congested || r.ecn.allowed > 0 {
+	if !m.asked || m.quarters == 0 {
 		return r.limit
 	}
-	return max(r.limit, min(r.limit+min(r.limit, m.behind.Sub(m.end))/2, q.window()))
+	w := q.window()
+	kept := max(w, min(2*w, q.cfg.MaxWindowOctets/max(q.mtu, 1), earlyPackets))
+	return max(r.limit, min(r.limit+m.behind.Sub(m.end)*int(m.quarters)/4, kept))
+}
+
+// arriving begins to count the packets behind the gap that have arrived: what was sent in the last round trip
+// arrives within the next.
+func (q *QP) arriving(now time.Time) {
+	m := &q.req.missing
+	if m.quarter = q.req.rtt.last / 4; m.quarter > 0 && !m.congested && q.req.ecn.allowed == 0 {
+		m.arrives = now.Add(m.quarter)
+	}
+}
+
+// arrived counts the quarters of the packets behind the gap that have arrived by now.
+func (m *missing) arrived(now time.Time) {
+	for !m.arrives.IsZero() && !now.Before(m.arrives) {
+		m.arrives = m.arrives.Add(m.quarter)
+		if m.quarters++; m.quarters == 4 {
+			m.arrives = time.Time{}
+		}
+	}
 }
 
 // advanceNext moves next past n PSNs of w, the work request at cur.
