@@ -317,7 +317,7 @@ func TestIdleAmongMany(t *testing.T) {
 	if rss > 80<<20 && !raceDetector {
 		t.Errorf("%d MiB of memory, want 80 at most", rss>>20)
 	}
-	if busy > 1 {
+	if busy > 1 && !raceDetector {
 		t.Errorf("%.1f %% of a processor, want 1 at most", busy)
 	}
 }
