@@ -30,7 +30,7 @@ const (
 	// stayRounds is for how many round trips after a loss the window stays as it is.
 	stayRounds = 8
 	// After growFaster round trips more without a loss a round trip adds twice as much as the first.
-	growFaster = 16
+	growFaster = 11
 	// wholePart is one packet, in the unit of congestionWindow.part.
 	wholePart = 1 << 10
 )
