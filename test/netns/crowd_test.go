@@ -21,11 +21,14 @@ import (
 )
 
 // crowd makes a segment of two hosts whose list names n members without multicast, b with what it
-// publishes. The others' packets come to b, which drops them. The arguments to run a host are returned, too.
+// publishes. What goes to the others comes to the other of the two, which drops it. The arguments to run a host are returned, too.
 func crowd(t *testing.T, n int, published string) (s *segment, args func(h *host) []string) {
 	t.Helper()
 	s = newSegment(t, topology{ipv4: true})
-	s.must(s.hosts[0].AddRoute(underlay, "10.77.0.0/16", "192.168.7.2")) // nobody has these, and b forwards nothing
+	// Nobody has these, and neither host forwards anything. On the link they would fill the one table of neighbours
+	// that the kernel has for all network namespaces, and break other tests.
+	s.must(s.hosts[0].AddRoute(underlay, "10.77.0.0/16", "192.168.7.2"))
+	s.must(s.hosts[1].AddRoute(underlay, "10.77.0.0/16", "192.168.7.1"))
 	var list strings.Builder
 	fmt.Fprintf(&list, "a 192.168.7.1\nb 192.168.7.2%s\n", published)
 	for i := range n - 2 {
