@@ -258,6 +258,9 @@ func TestGroup(t *testing.T) {
 	if want := []string{"ipoibcm/test/sim", "ipoibcm/cm"}; !slices.Equal(g.pure, want) {
 		t.Errorf("pure %v, want %v", g.pure, want)
 	}
+	if want := []string{"ipoibcm/cm"}; !slices.Equal(g.pureThreads, want) {
+		t.Errorf("pureThreads %v, want %v", g.pureThreads, want)
+	}
 	if want := []string{"ipoibcm/test/netns"}; !slices.Equal(g.netns, want) {
 		t.Errorf("netns %v, want %v", g.netns, want)
 	}

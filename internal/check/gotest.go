@@ -55,6 +55,12 @@ type place struct {
 // shortForm is where tests run on this machine in their short form, with the others before them.
 var shortForm = place{env: []string{long.Variable + "="}, behind: true}
 
+// behindOthers returns at with the others before it.
+func behindOthers(at place) place {
+	at.behind = true
+	return at
+}
+
 // behind is the beginning of a command that runs with a lower priority than others. It is not nice's
 // default of 10, with which the command would get only a tenth of a processor beside a busy program of
 // another user.

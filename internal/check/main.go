@@ -265,13 +265,15 @@ func (r *run) all() {
 		// The agents too are built with the race detector. What makes these tests long is many peers and
 		// rates, with which it takes very long and sees no more code.
 		{{"network namespaces with the race detector", r.race(place{env: shortForm.env}, g.netns, netnsFlags...)}},
-		{{"tests without a clock with the race detector", r.race(shortForm, g.pure)}},
+		{{"tests without a clock with the race detector", r.race(shortForm, g.pureThreads)}},
 	}, [][]step{
-		{{"tests with the race detector, long form", r.race(place{}, g.clocked)}},
-	}, [][]step{
-		{{"architectures: tests on " + narrow, r.testNarrow(g.unit)}},
-	}, [][]step{
-		{{"mutants, a tenth", r.mutants}},
+		{
+			{"tests with the race detector, long form", r.race(place{}, g.clocked)},
+			{"architectures: tests on " + narrow, r.testNarrow(placeFor(narrow), g.clocked)},
+		}, {
+			{"architectures: tests without a clock on " + narrow, r.testNarrow(behindOthers(placeFor(narrow)), g.pure)},
+			{"mutants, a tenth", r.mutants},
+		},
 	})
 }
 
@@ -282,8 +284,8 @@ var netnsFlags = []string{"-p=1", "-parallel=6"}
 type grouping struct {
 	unit, netns []string
 	// clocked are the packages of unit whose tests send on this machine's network and look at the clock;
-	// pure are the others.
-	clocked, pure []string
+	// pure are the others. Of these, pureThreads are tested with the race detector.
+	clocked, pure, pureThreads []string
 	// concurrent are the packages of unit whose code runs on several goroutines or threads,
 	// see [concurrentPackages]. Every run tests them with the race detector too, only the long
 	// form the others.
@@ -305,6 +307,10 @@ var concurrentPackages = []string{"agent", "datapath", "hostnet", "provider/soft
 var networkPackages = []string{"cmd/ipoibcmd", "internal/simfabric", "membership/etcd", "membership/source", "mpa/sctp",
 	"test/cni", "test/subnet"}
 
+// oneGoroutine are packages whose tests run each world on one goroutine, so that the race detector finds
+// nothing. With it they take five minutes.
+var oneGoroutine = []string{"test/sim"}
+
 // group sorts the packages of the tree.
 func group(packages []string) (g grouping) {
 	for _, p := range packages {
@@ -321,6 +327,9 @@ func group(packages []string) (g grouping) {
 			g.clocked = append(g.clocked, p)
 		default:
 			g.pure = append(g.pure, p)
+			if !slices.Contains(oneGoroutine, dir) {
+				g.pureThreads = append(g.pureThreads, p)
+			}
 		}
 		g.unit = append(g.unit, p)
 	}
@@ -330,7 +339,7 @@ func group(packages []string) (g grouping) {
 		}
 		return len(slowest)
 	}
-	for _, list := range [][]string{g.unit, g.clocked, g.pure, g.concurrent} {
+	for _, list := range [][]string{g.unit, g.clocked, g.pure, g.pureThreads, g.concurrent} {
 		slices.SortStableFunc(list, func(a, b string) int { return place(a) - place(b) })
 	}
 	return g

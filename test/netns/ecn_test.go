@@ -45,7 +45,7 @@ func TestCongestionMarks(t *testing.T) {
 			{first, "softroce", "rc_ect_lost", true}, {second, "softroce", "rc_ce_in", false}}},
 		{"UD, on", "ud", false, [2]string{"on", "on"}, "ect0", "ce", 40, []counted{
 			{second, "datapath", "rx_marked", true}, {second, "datapath", "rx_drop_congested", false}}},
-		{"UC, on", "uc", false, [2]string{"on", "auto"}, "ect0", "ce", 400, []counted{
+		{"UC, on", "uc", false, [2]string{"on", "auto"}, "ect0", "ce", 100, []counted{
 			{second, "softroce", "uc_ce_in", true}, {second, "softroce", "uc_cnps_out", true},
 			{second, "datapath", "rx_marked", true}}},
 		{"UD by itself", "ud", false, [2]string{"auto", "auto"}, "ect0", "ce", 1, []counted{

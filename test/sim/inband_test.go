@@ -95,7 +95,7 @@ func TestCrossingPaths(t *testing.T) {
 		w.end()
 	})
 	t.Logf("%d crossed", crossed)
-	if !raceDetector && crossed < long.Of(3, 30) {
+	if !raceDetector && crossed < long.Of(3, 15) {
 		t.Errorf("only %d crossed", crossed)
 	}
 }

@@ -208,10 +208,10 @@ func TestCrossing(t *testing.T) {
 	if raceDetector {
 		return
 	}
-	if least := long.Of(5, 50); crossed < least {
+	if least := long.Of(5, 25); crossed < least {
 		t.Errorf("%d crossed, want %d at least", crossed, least)
 	}
-	if least := long.Of(1, 5); flagsWouldInvert < least {
+	if least := long.Of(1, 2); flagsWouldInvert < least {
 		t.Errorf("in %d crossings the flags would have decided otherwise, want %d at least", flagsWouldInvert, least)
 	}
 }
