@@ -405,7 +405,7 @@ func TestBlindNAK(t *testing.T) {
 	const unknownPSN = 12
 	s := newSegment(t, topology{hosts: 3})
 	l := newBlindLiar(s)
-	psn, msn := l.victim.watch(ib.QPN(l.peerQPN), ib.QPN(l.qpn))
+	psn, msn := l.peer.watch(ib.QPN(l.peerQPN), ib.QPN(l.qpn)) // who does not see what is forged
 	asked := func() uint64 { return l.victim.counter("softroce", "rc_naks_challenged") }
 	l.meet("NAKs", "rc_naks_challenged", blindNAKs, func() (ib.PSN, uint32) {
 		return ib.PSN(psn.Load())&^(1<<unknownPSN-1) | ib.PSN(l.r.Uint32N(1<<unknownPSN)), msn.Load() + l.r.Uint32N(32)
@@ -607,9 +607,9 @@ func echoRequest(src, dst netip.Addr) []byte {
 	return append(header4(src, dst, unix.IPPROTO_ICMP, len(icmp)), icmp...)
 }
 
-// watch follows the RC packets that h sends to a queue pair, by PSN, and the ACKs and NAKs that
-// its own gets, by MSN.
-func (h *host) watch(to, own ib.QPN) (psn, msn *atomic.Uint32) {
+// watch follows the RC packets to the queue pair to, sent or received by h, by PSN, and the ACKs and NAKs
+// to the queue pair from, by MSN.
+func (h *host) watch(to, from ib.QPN) (psn, msn *atomic.Uint32) {
 	h.seg.Helper()
 	psn, msn = new(atomic.Uint32), new(atomic.Uint32)
 	h.sniff(256, func(b []byte) {
@@ -621,7 +621,7 @@ func (h *host) watch(to, own ib.QPN) (psn, msn *atomic.Uint32) {
 		switch is := binary.BigEndian.Uint16(b[destPortAt:]) == roce.Port; {
 		case is && bth.DestQPN() == to && bth.Opcode() < roce.RCAck:
 			psn.Store(uint32(bth.PSN()))
-		case is && bth.DestQPN() == own && bth.Opcode() == roce.RCAck && len(b) >= at+roce.BTHLen+roce.AETHLen:
+		case is && bth.DestQPN() == from && bth.Opcode() == roce.RCAck && len(b) >= at+roce.BTHLen+roce.AETHLen:
 			msn.Store(roce.AETH(b[at+roce.BTHLen:]).MSN())
 		}
 	})
