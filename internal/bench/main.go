@@ -120,11 +120,18 @@ func (b *bench) run(ctx context.Context, matrix, only, dir string) (err error) {
 	if os.Geteuid() != 0 {
 		return errors.New("network namespaces need root")
 	}
-	if _, err := os.Stat(b.program); err != nil {
-		return fmt.Errorf("%w (make build)", err)
+	programs := []*string{&b.program}
+	if b.against != "" {
+		programs = append(programs, &b.against)
 	}
-	if _, err := os.Stat(b.against); b.against != "" && err != nil {
-		return err
+	for _, program := range programs {
+		if _, err := os.Stat(*program); err != nil {
+			return fmt.Errorf("%w (make build)", err)
+		}
+		// A name without a slash would be looked for in PATH.
+		if *program, err = filepath.Abs(*program); err != nil {
+			return err
+		}
 	}
 	if b.dir, err = os.MkdirTemp("", "ipoibcm-bench-"); err != nil {
 		return err

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 )
 
@@ -43,5 +44,13 @@ func TestTwice(t *testing.T) {
 		t.Errorf("interrupted: n is %v, want 1", n)
 	case len(b.r.Skipped) != 0:
 		t.Errorf("interrupted: Skipped has %v elements, want 0", len(b.r.Skipped))
+	}
+}
+
+// Hosts that cannot be made, for want of root or of a sane MTU, are an error.
+func TestMeshThatCannotBeMade(t *testing.T) {
+	_, err := new(bench).newMesh(context.Background(), raw, meshKind{at: place{mtu: 1, family: family6}, size: 2, veth: true})
+	if err == nil || !strings.Contains(err.Error(), raw) {
+		t.Errorf("err is %v, want one that names %q", err, raw)
 	}
 }

@@ -100,8 +100,8 @@ func addr(prefix string) netip.Addr { return netip.MustParsePrefix(prefix).Addr(
 
 // newMesh makes the hosts, what joins them, and the contender. It returns once the sender
 // reaches the others.
-func (b *bench) newMesh(ctx context.Context, contender string, kind meshKind) (m *mesh, err error) {
-	m = &mesh{meshKind: kind, contender: contender}
+func (b *bench) newMesh(ctx context.Context, contender string, kind meshKind) (_ *mesh, err error) {
+	m := &mesh{meshKind: kind, contender: contender}
 	defer func() {
 		if err != nil {
 			m.close()
