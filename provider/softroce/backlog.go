@@ -20,6 +20,9 @@ const (
 	// turnsToRoom is how many turns a receiver that never sleeps takes from one look for room in sockets to
 	// the next.
 	turnsToRoom = 16
+	// sleepsWithRoom is after how many sleeps in a row in which no socket had room again a receiver looks
+	// whether one is still full.
+	sleepsWithRoom = 64
 	// roomEvents is how many sockets with room goOn looks at in one call.
 	roomEvents = 16
 )
@@ -89,6 +92,11 @@ func (s *sender) full(b *backlog) {
 		fd, which = s.conn.fd, 1
 	}
 	b.full = true
+	if !s.th.full.Swap(true) && s.fd >= 0 {
+		if r := s.th.eventLoop(); r != nil {
+			r.wake() // it may sleep without watching writable
+		}
+	}
 	ev := unix.EpollEvent{Events: unix.EPOLLOUT | unix.EPOLLONESHOT, Fd: s.index, Pad: which}
 	err := unix.EpollCtl(s.th.writable, unix.EPOLL_CTL_MOD, fd, &ev)
 	if err != nil { // fd is not in the set yet, or is another socket by now
@@ -186,6 +194,20 @@ func (s *sender) callAgain(c *pendingCall) unix.Errno {
 		c.path.bind()
 	}
 	return s.call(&msg, &iov, 1, c.path, c.n, c.size)
+}
+
+// noneFull notes that no socket of th is full, if that is so.
+func (th *thread) noneFull() {
+	th.full.Store(false)
+	for _, s := range th.dev.senders {
+		s.mu.Lock()
+		full := s.th == th && (s.backlog.full || s.conn != nil && s.conn.backlog.full)
+		s.mu.Unlock()
+		if full {
+			th.full.Store(true)
+			return
+		}
+	}
 }
 
 // goOn sends what waited for the sockets that have room now.

@@ -125,6 +125,18 @@ func TestFullSocketWithoutReport(t *testing.T) {
 		expect.MustEqual(t, y.next().ID, uint64(i), "ID of receive %d", i)
 	}
 	expect.Equal(t, counter(a, "tx_drop_no_room"), uint64(0), "packets dropped")
+
+	// Nobody watches for room when all have some again.
+	th := a.threads[0]
+	expect.Equal(t, th.full.Load(), true, "room is watched for")
+	for range 100 * sleepsWithRoom {
+		th.eventLoop().wake()
+		if !th.full.Load() {
+			return
+		}
+		time.Sleep(100 * time.Microsecond)
+	}
+	t.Error("room is watched for after every socket had room")
 }
 
 // A receiver that always has something else to do looks for room in sockets all the same.

@@ -101,7 +101,11 @@ func (r *receiver) end() {
 // wait at the latest, and does not watch the user's descriptor.
 func (r *receiver) sleep(wait time.Duration) {
 	fds := [4]unix.PollFd{{Fd: int32(r.fd), Events: unix.POLLIN}, {Fd: int32(r.wakeFD), Events: unix.POLLIN},
-		{Fd: int32(r.writable), Events: unix.POLLIN}}
+		{Fd: -1, Events: unix.POLLIN}}
+	watches := r.writable >= 0 && r.th.full.Load()
+	if watches {
+		fds[2].Fd = int32(r.writable)
+	}
 	n := 3
 	if a := r.polled.Load(); a != nil && wait <= 0 {
 		fds[3] = unix.PollFd{Fd: int32(a.fd), Events: unix.POLLIN}
@@ -113,8 +117,15 @@ func (r *receiver) sleep(wait time.Duration) {
 	if fds[3].Revents != 0 {
 		r.active, r.readable = true, fds[0].Revents != 0
 	}
-	if fds[2].Revents != 0 {
+	switch {
+	case fds[2].Revents != 0:
+		r.inVain = 0
 		r.goOn(time.Now())
+	case watches:
+		if r.inVain++; r.inVain >= sleepsWithRoom {
+			r.inVain = 0
+			r.th.noneFull()
+		}
 	}
 	if fds[1].Revents != 0 {
 		var b [8]byte

@@ -62,6 +62,7 @@ type receiver struct {
 	wakeFD   int           // eventfd
 	turns    atomic.Uint64 // of run, for Alive
 	writable int           // th.writable in the one receiver that watches it, else -1
+	inVain   int           // sleeps since writable was readable, while it was watched
 
 	polled atomic.Pointer[polledFD]
 	due    []*cq // memory for stepUser
@@ -151,7 +152,7 @@ func (r *receiver) run() {
 		case !more && (errno == unix.EAGAIN || n == 1):
 			r.spinner.turn(errno == 0, r.th.count.txPackets.Load() != tx)
 			r.sleep(wait)
-		case r.writable >= 0 && r.turns.Load()%turnsToRoom == 0: // else sleep looks
+		case r.writable >= 0 && r.th.full.Load() && r.turns.Load()%turnsToRoom == 0: // else sleep looks
 			r.goOn(time.Now())
 		}
 	}

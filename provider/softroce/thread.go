@@ -26,9 +26,12 @@ type thread struct {
 
 	// writable is an epoll descriptor: it is readable when a send buffer that was full takes packets again.
 	writable int
-	scratch  scratches
-	timers   timers
-	count    threadCounts[atomic.Uint64]
+	// full says that a send buffer may be full. The event loop watches writable only then, because an epoll
+	// descriptor takes the kernel longer to poll than any other.
+	full    atomic.Bool
+	scratch scratches
+	timers  timers
+	count   threadCounts[atomic.Uint64]
 
 	polling  atomic.Bool // its receiver polls a descriptor of the user's
 	stepping atomic.Bool // it is calling the user's step
