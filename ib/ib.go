@@ -42,7 +42,12 @@ func (g GID) Addr() netip.Addr { return netip.AddrFrom16(g).Unmap() }
 func (g GID) Is4() bool { return netip.AddrFrom16(g).Is4In6() }
 
 // IsMulticast reports whether g is an MGID: ff00::/8, or a mapped IPv4 group.
-func (g GID) IsMulticast() bool { return g.Addr().IsMulticast() }
+func (g GID) IsMulticast() bool {
+	if g.Is4() {
+		return g[12]&0xf0 == 0xe0
+	}
+	return g[0] == 0xff
+}
 
 // IsZero reports whether g is all zeros, which means "none".
 func (g GID) IsZero() bool { return g == GID{} }

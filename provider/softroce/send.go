@@ -40,12 +40,16 @@ type sender struct {
 	fail func(p *path, n int) unix.Errno
 }
 
+// smallPacket is how many octets a packet without its ICRC has at most that is copied into one piece. The
+// kernel takes one piece sooner than three, and the ICRC is one fold then.
+const smallPacket = 256
+
 // A scratch is the memory of one sendmsg call.
 type scratch struct {
 	pkts  [maxSegments]engine.Packet // for Output of RC and UC
 	iov   [sendIOVs]unix.Iovec
 	niov  int
-	arena [maxSegments * (engine.HeaderMax + 8)]byte // what is not payload, in order
+	arena [maxSegments * (smallPacket + roce.ICRCLen)]byte // what is not payload, and small packets, in order
 	used  int
 	tails [maxSegments]int // where in arena pad and ICRC of each packet are
 	msg   unix.Msghdr
@@ -204,7 +208,11 @@ func (s *sender) sent(p *path, n int) {
 // identification that the packet will have. The end of one packet and the beginning of the
 // next are one piece.
 func (sc *scratch) gather(p *path, pkt *engine.Packet, slot int, id uint16) {
-	n := int(pkt.HeaderLen)
+	n, pad := int(pkt.HeaderLen), int(pkt.Pad)
+	if pkt.Len() <= smallPacket {
+		sc.copyWhole(p, pkt, slot, id)
+		return
+	}
 	hdr := sc.arena[sc.used : sc.used+n]
 	copy(hdr, pkt.Header[:n])
 	icrc := p.flow.Start(p.sender.port, pkt.Len()+roce.ICRCLen, id).BTH(hdr)
@@ -222,7 +230,6 @@ func (sc *scratch) gather(p *path, pkt *engine.Packet, slot int, id uint16) {
 		sc.piece(b, false)
 		joined = false
 	}
-	pad := int(pkt.Pad)
 	tail := sc.arena[sc.used : sc.used+pad+roce.ICRCLen]
 	sc.tails[slot] = sc.used
 	if pad > 0 {
@@ -232,6 +239,21 @@ func (sc *scratch) gather(p *path, pkt *engine.Packet, slot int, id uint16) {
 	icrc.Put(tail[pad:])
 	sc.piece(tail, joined)
 	sc.used += len(tail)
+}
+
+// copyWhole is gather for a packet of at most smallPacket octets, which it copies.
+func (sc *scratch) copyWhole(p *path, pkt *engine.Packet, slot int, id uint16) {
+	b := sc.arena[sc.used : sc.used+pkt.Len()+roce.ICRCLen]
+	n := copy(b, pkt.Header[:pkt.HeaderLen])
+	for _, part := range pkt.Payload[:pkt.NPayload] {
+		n += copy(b[n:], part)
+	}
+	sc.tails[slot] = sc.used + n
+	size := n + int(pkt.Pad)
+	clear(b[n:size])
+	p.flow.Start(p.sender.port, len(b), id).Packet(b[:size]).Put(b[size:])
+	sc.piece(b, slot > 0)
+	sc.used += len(b)
 }
 
 // piece appends b to the iovecs. With joined, b lies right behind the last piece and

@@ -2,7 +2,6 @@ package softroce
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -38,7 +37,7 @@ type thread struct {
 	deferred atomic.Bool // completions may wait for the step to end
 
 	mu  sync.Mutex
-	cqs map[*cq]struct{}
+	cqs []*cq
 }
 
 // threadCounts are counted with each packet, or call; C is uint64 or atomic.
@@ -58,7 +57,7 @@ type threadCounts[C any] struct {
 }
 
 func newThread(d *Device, index int) *thread {
-	th := &thread{dev: d, index: index, writable: -1, cqs: make(map[*cq]struct{})}
+	th := &thread{dev: d, index: index, writable: -1}
 	th.timers.wake, th.timers.stop = newBell(), make(chan struct{})
 	return th
 }
@@ -95,7 +94,7 @@ func (th *thread) createCQ(depth int) (verbs.CQ, error) {
 	}
 	c := newCQ(th, min(max(1, depth), maxDepth*4))
 	th.mu.Lock()
-	th.cqs[c] = struct{}{}
+	th.cqs = append(th.cqs, c)
 	th.mu.Unlock()
 	return c, nil
 }
@@ -103,7 +102,7 @@ func (th *thread) createCQ(depth int) (verbs.CQ, error) {
 // forget removes c, which is destroyed.
 func (th *thread) forget(c *cq) {
 	th.mu.Lock()
-	delete(th.cqs, c)
+	th.cqs = slices.DeleteFunc(th.cqs, func(other *cq) bool { return other == c })
 	th.mu.Unlock()
 }
 
@@ -111,7 +110,7 @@ func (th *thread) forget(c *cq) {
 func (th *thread) queues() []*cq {
 	th.mu.Lock()
 	defer th.mu.Unlock()
-	return slices.Collect(maps.Keys(th.cqs))
+	return slices.Clone(th.cqs)
 }
 
 // step calls the user's step. The handlers of completions that it causes on th wait
@@ -126,7 +125,7 @@ func (th *thread) step(a *polledFD, due []*cq) (more bool, wait time.Duration, _
 	}
 	due = due[:0]
 	th.mu.Lock()
-	for c := range th.cqs {
+	for _, c := range th.cqs {
 		if c.pending.Load() {
 			due = append(due, c)
 		}

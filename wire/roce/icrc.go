@@ -34,6 +34,20 @@ func (c ICRC) BTH(b []byte) ICRC {
 	return ICRC(^s)
 }
 
+// Packet continues c over covered, a packet from BTH through pad. It writes octet 4 of covered and restores
+// it, so nobody may read covered meanwhile. One fold over all takes less time than the BTH by tables, which
+// moreover are seldom in the cache when packets are few.
+func (c ICRC) Packet(covered []byte) ICRC {
+	if len(covered) < sums.FoldLen {
+		return c.BTH(covered).Update(covered[BTHLen:])
+	}
+	resv8a := covered[4]
+	covered[4] = 0xff
+	c = c.Update(covered)
+	covered[4] = resv8a
+	return c
+}
+
 // A Flow is the ICRC over the parts of the IP header that do not change between
 // the packets of one source and destination address. It is made without
 // allocation and cheaply enough to be made per packet; it is immutable.
@@ -90,9 +104,10 @@ func (f Flow) Start(srcPort uint16, n int, id uint16) ICRC {
 }
 
 // Sum returns the ICRC of a packet. covered is the packet from BTH through pad, srcPort its UDP source
-// port, and id its IPv4 identification, which IPv6 ignores.
+// port, and id its IPv4 identification, which IPv6 ignores. As with [ICRC.Packet], nobody may read covered
+// meanwhile.
 func (f Flow) Sum(srcPort uint16, covered []byte, id uint16) ICRC {
-	return f.Start(srcPort, len(covered)+ICRCLen, id).BTH(covered).Update(covered[BTHLen:])
+	return f.Start(srcPort, len(covered)+ICRCLen, id).Packet(covered)
 }
 
 // Verify checks the ICRC of a parsed packet that came from srcPort. A UDP socket hides the IPv4

@@ -10,7 +10,7 @@ var canFold = cpu.X86.HasAVX512F && cpu.X86.HasAVX512BW && cpu.X86.HasAVX512VBMI
 	cpu.X86.HasAVX512VPCLMULQDQ && cpu.X86.HasPCLMULQDQ && cpu.X86.HasBMI2
 
 // foldCRC continues the uncomplemented CRC state over p, which has at least
-// foldLen octets.
+// FoldLen octets.
 //
 //go:noescape
 func foldCRC(state uint32, p []byte) uint32

@@ -76,7 +76,7 @@ func TestCRC32(t *testing.T) {
 			check(0, data[at:at+n], at)
 		}
 		for at := range 64 {
-			for _, n := range []int{foldLen, 255, 256, 257, 511, 512, 1008, 4084, 4096} {
+			for _, n := range []int{FoldLen, 255, 256, 257, 511, 512, 1008, 4084, 4096} {
 				check(r.Uint32(), data[at:at+n], at)
 			}
 		}
