@@ -28,6 +28,7 @@ type cq struct {
 
 	mu         sync.Mutex
 	ring       []verbs.WC // length is a power of two
+	made       int        // the length that the user asked for, rounded up
 	head, tail uint32     // count up for ever
 
 	pending atomic.Bool // something was added since the user was last notified
@@ -42,12 +43,16 @@ type cq struct {
 
 var _ verbs.CallbackCQ = (*cq)(nil)
 
+// firstRing is how many completions the ring of a queue has room for at first, at most. It is gone through in
+// turn, so a longer one is never in the processor's cache.
+const firstRing = 64
+
 func newCQ(th *thread, depth int) *cq {
-	ring := make([]verbs.WC, max(16, 1<<bits.Len(uint(depth-1))))
-	return &cq{dev: th.dev, th: th, ring: ring, wake: newBell(), gone: make(chan struct{}), idle: make(chan struct{})}
+	made := max(16, 1<<bits.Len(uint(depth-1)))
+	return &cq{dev: th.dev, th: th, ring: make([]verbs.WC, min(made, firstRing)), made: made, wake: newBell(), gone: make(chan struct{}), idle: make(chan struct{})}
 }
 
-// add appends wc. The ring grows when it is full: a completion that is lost would leave a
+// add appends wc. The ring grows when it is full, beyond what the user asked for too: a completion that is lost would leave a
 // buffer lost for ever. The work requests that can be posted bound its size.
 func (c *cq) add(wc verbs.WC) {
 	c.mu.Lock()
@@ -61,7 +66,9 @@ func (c *cq) add(wc verbs.WC) {
 }
 
 func (c *cq) grow() {
-	c.dev.count.cqGrown.Add(1)
+	if len(c.ring) >= c.made {
+		c.dev.count.cqGrown.Add(1)
+	}
 	ring := make([]verbs.WC, 2*len(c.ring))
 	for i := c.head; i != c.tail; i++ {
 		ring[i&uint32(len(ring)-1)] = c.ring[i&uint32(len(c.ring)-1)]
