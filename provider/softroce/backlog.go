@@ -20,9 +20,9 @@ const (
 	// turnsToRoom is how many turns a receiver that never sleeps takes from one look for room in sockets to
 	// the next.
 	turnsToRoom = 16
-	// sleepsWithRoom is after how many sleeps in a row in which no socket had room again a receiver looks
-	// whether one is still full.
-	sleepsWithRoom = 64
+	// pollsToRecheck is after how many polls in a row that reported no writable socket the event loop checks
+	// whether any send buffer is still full.
+	pollsToRecheck = 64
 	// roomEvents is how many sockets with room goOn looks at in one call.
 	roomEvents = 16
 )
@@ -196,8 +196,9 @@ func (s *sender) callAgain(c *pendingCall) unix.Errno {
 	return s.call(&msg, &iov, 1, c.path, c.n, c.size)
 }
 
-// noneFull notes that no socket of th is full, if that is so.
-func (th *thread) noneFull() {
+// recheckFull clears th.full unless a backlog of th is full. It clears first and checks then, so that a backlog
+// that becomes full meanwhile sets it again.
+func (th *thread) recheckFull() {
 	th.full.Store(false)
 	for _, s := range th.dev.senders {
 		s.mu.Lock()

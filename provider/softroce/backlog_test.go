@@ -126,17 +126,17 @@ func TestFullSocketWithoutReport(t *testing.T) {
 	}
 	expect.Equal(t, counter(a, "tx_drop_no_room"), uint64(0), "packets dropped")
 
-	// Nobody watches for room when all have some again.
+	// Once every send buffer takes packets again, the event loop polls the epoll descriptor no more.
 	th := a.threads[0]
-	expect.Equal(t, th.full.Load(), true, "room is watched for")
-	for range 100 * sleepsWithRoom {
+	expect.Equal(t, th.full.Load(), true, "th.full while a send buffer is full")
+	for range 100 * pollsToRecheck {
 		th.eventLoop().wake()
 		if !th.full.Load() {
 			return
 		}
 		time.Sleep(100 * time.Microsecond)
 	}
-	t.Error("room is watched for after every socket had room")
+	t.Error("th.full is still set although no send buffer is full")
 }
 
 // A receiver that always has something else to do looks for room in sockets all the same.

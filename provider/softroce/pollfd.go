@@ -119,12 +119,12 @@ func (r *receiver) sleep(wait time.Duration) {
 	}
 	switch {
 	case fds[2].Revents != 0:
-		r.inVain = 0
+		r.idlePolls = 0
 		r.goOn(time.Now())
 	case watches:
-		if r.inVain++; r.inVain >= sleepsWithRoom {
-			r.inVain = 0
-			r.th.noneFull()
+		if r.idlePolls++; r.idlePolls >= pollsToRecheck {
+			r.idlePolls = 0
+			r.th.recheckFull()
 		}
 	}
 	if fds[1].Revents != 0 {

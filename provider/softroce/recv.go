@@ -59,10 +59,10 @@ type receiver struct {
 	flow     roce.Flow
 	head     roce.IPHeader
 
-	wakeFD   int           // eventfd
-	turns    atomic.Uint64 // of run, for Alive
-	writable int           // th.writable in the one receiver that watches it, else -1
-	inVain   int           // sleeps since writable was readable, while it was watched
+	wakeFD    int           // eventfd
+	turns     atomic.Uint64 // of run, for Alive
+	writable  int           // th.writable in the one receiver that watches it, else -1
+	idlePolls int           // polls of writable since it was readable
 
 	polled atomic.Pointer[polledFD]
 	due    []*cq // memory for stepUser

@@ -208,11 +208,11 @@ func (s *sender) sent(p *path, n int) {
 // identification that the packet will have. The end of one packet and the beginning of the
 // next are one piece.
 func (sc *scratch) gather(p *path, pkt *engine.Packet, slot int, id uint16) {
-	n, pad := int(pkt.HeaderLen), int(pkt.Pad)
 	if pkt.Len() <= smallPacket {
 		sc.copyWhole(p, pkt, slot, id)
 		return
 	}
+	n, pad := int(pkt.HeaderLen), int(pkt.Pad)
 	hdr := sc.arena[sc.used : sc.used+n]
 	copy(hdr, pkt.Header[:n])
 	icrc := p.flow.Start(p.sender.port, pkt.Len()+roce.ICRCLen, id).BTH(hdr)
