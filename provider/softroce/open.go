@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync/atomic"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/hostnet"
@@ -85,7 +86,10 @@ func (d *Device) openReceiver(th *thread, v6 bool, addr netip.Addr, mcast, share
 	}
 	var err error
 	if r.fd < 0 {
-		if r.fd, err = r.socket(); err != nil {
+		if err = r.alone(); err == nil {
+			r.fd, err = r.socket()
+		}
+		if err != nil {
 			return err
 		}
 	}
@@ -114,6 +118,33 @@ func (r *receiver) socket() (int, error) {
 		}
 		return nil
 	})
+}
+
+// alone returns an error if another socket receives what is sent to the address of r. Binding would
+// not fail: agents that share an underlay set SO_REUSEADDR, because each has a socket for groups, and
+// of two sockets on one address the kernel chooses the one that was bound last. The kernel is asked
+// which sockets there are (sock_diag). If it does not say, the address counts as free.
+func (r *receiver) alone() error {
+	if !r.addr.IsValid() || r.th.index > 0 { // the threads share their address
+		return nil
+	}
+	family := uint8(unix.AF_INET)
+	if r.v6 {
+		family = unix.AF_INET6
+	}
+	sockets, err := netlink.SocketDiagUDP(family)
+	if err != nil {
+		r.dev.log.Debug("the kernel does not say which UDP sockets there are, or not all", "error", err)
+	}
+	port, ifindex := r.dev.opts.udpPort(), uint32(r.dev.ifindex.Load())
+	for _, s := range sockets {
+		addr, _ := netip.AddrFromSlice(s.ID.Source)
+		if addr.Unmap() == r.addr && s.ID.SourcePort == port && s.ID.DestinationPort == 0 &&
+			(s.ID.Interface == 0 || s.ID.Interface == ifindex) {
+			return fmt.Errorf("UDP port %d of %s is taken, by another agent: %w", port, r.addr, unix.EADDRINUSE)
+		}
+	}
+	return nil
 }
 
 // prepare sets the options of a socket of r.

@@ -3,6 +3,7 @@ package softroce
 import (
 	"bytes"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -370,6 +371,24 @@ func TestPortTaken(t *testing.T) {
 	open(t, Options{Underlay: "lo"})
 	if _, err := Open(Options{Underlay: "lo"}); err == nil || !strings.Contains(err.Error(), "taken") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// An agent with a GID of its own is told that another has it, and takes none of its packets.
+func TestGIDTaken(t *testing.T) {
+	own(t)
+	for _, f := range families {
+		t.Run(f.name, func(t *testing.T) {
+			open(t, Options{Underlay: "lo", GID: gid(f.a)})
+			switch d, err := Open(Options{Underlay: "lo", GID: gid(f.a)}); {
+			case err == nil:
+				d.Close()
+				t.Error("opened a second time")
+			case !errors.Is(err, unix.EADDRINUSE) || !strings.Contains(err.Error(), f.a):
+				t.Errorf("got %v, want EADDRINUSE for %s", err, f.a)
+			}
+			open(t, Options{Underlay: "lo", GID: gid(f.b)})
+		})
 	}
 }
 
