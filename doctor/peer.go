@@ -3,6 +3,9 @@ package doctor
 import (
 	"cmp"
 	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
 
 	"ipoibcm/control"
 )
@@ -38,6 +41,13 @@ type PeerFacts struct {
 // ExaminePeer returns one check for each name.
 func ExaminePeer(f PeerFacts) control.Doctor {
 	e := &exam{out: control.Doctor{Version: control.Version, OK: true}}
+	if whose, another := f.owner(); whose != "" {
+		e.add(PeerNeighbour, misnamed(&f, whose, another))
+		for _, name := range []string{PeerPath, PeerLarge, PeerAgreement, PeerConnection} {
+			e.add(name, skip("no other host has that address on %s", f.Own.Interface.Name))
+		}
+		return e.out
+	}
 	e.add(PeerNeighbour, peerNeighbour(&f))
 	e.add(PeerPath, peerPath(&f))
 	e.add(PeerLarge, peerLarge(&f))
@@ -71,6 +81,48 @@ func peerNeighbour(f *PeerFacts) control.Check {
 	}
 	return fail(openPort+"; is the agent running there, with "+keys+"?",
 		"nobody answers ARP or ND for %s, and no other host has been heard", x.NextHop)
+}
+
+// misnamed says what to ask for in place of an address that owner knows.
+func misnamed(f *PeerFacts, whose, another string) control.Check {
+	if whose == thisHost {
+		return fail("name an address of another host; ipoibcmd show neigh has some", "%s is this host's own", f.IP)
+	}
+	return fail("ipoibcmd doctor --peer "+cmp.Or(another, "with that host's address on "+f.Own.Interface.Name),
+		"%s is the GID of %s, on the underlay", f.IP, whose)
+}
+
+// thisHost is what owner says of an address of this host.
+const thisHost = "this host"
+
+// owner returns whose f.IP is if it is this host's, or the GID of a host and not an address of the link.
+// It is thisHost, or the link-layer address of a peer, with an IP address of that peer if one is known.
+func (f *PeerFacts) owner() (whose, another string) {
+	same := func(s string) bool {
+		s, _, _ = strings.Cut(s, "/")
+		a, err := netip.ParseAddr(s)
+		b, err2 := netip.ParseAddr(f.IP)
+		return err == nil && err2 == nil && a.Unmap() == b.Unmap()
+	}
+	for _, a := range f.Own.Interface.Addresses {
+		if same(a.Prefix) {
+			return thisHost, ""
+		}
+	}
+	for _, p := range f.Own.Peers {
+		if slices.ContainsFunc(p.Addresses, same) {
+			return "", ""
+		}
+	}
+	if same(f.Own.Interface.GID) {
+		return thisHost, ""
+	}
+	for _, p := range f.Own.Peers {
+		if same(p.GID) {
+			return p.LinkAddr, strings.Join(p.Addresses[:min(1, len(p.Addresses))], "")
+		}
+	}
+	return "", ""
 }
 
 // peerPath looks at CM messages and small packets of RC, there and back.

@@ -35,6 +35,23 @@ func TestExaminePeer(t *testing.T) {
 		{"all is well", func(*PeerFacts) {}, PeerLarge, control.CheckOK, "4096 octets, pass in both directions"},
 		{"behind a gateway", func(f *PeerFacts) { f.Explained.NextHop = "10.0.0.9" }, PeerNeighbour, control.CheckOK,
 			"reached by 10.0.0.9"},
+		{"an address of this host", func(f *PeerFacts) {
+			f.Own.Interface.Addresses = []control.Address{{Prefix: "10.0.0.2/24"}}
+		}, PeerNeighbour, control.CheckFail, "this host's own"},
+		{"the GID of this host", func(f *PeerFacts) { f.IP, f.Own.Interface.GID = "fe80::1", "fe80::1" }, PeerNeighbour,
+			control.CheckFail, "this host's own"},
+		{"the GID of a peer", func(f *PeerFacts) {
+			f.IP = "::ffff:192.0.2.2"
+			f.Own.Peers = []control.Peer{{GID: "192.0.2.2", LinkAddr: "80 000102", Addresses: []string{"10.0.0.2"}}}
+		}, PeerNeighbour, control.CheckFail, "is the GID of 80 000102"},
+		{"the GID of a peer without address", func(f *PeerFacts) {
+			f.IP = "fe80::2"
+			f.Own.Peers = []control.Peer{{GID: "fe80::2", LinkAddr: "80 000102"}}
+		}, PeerNeighbour, control.CheckFail, "is the GID of"},
+		{"a GID that is an address, too", func(f *PeerFacts) {
+			f.IP, f.Explained.NextHop = "fd00::2", "fd00::2"
+			f.Own.Peers = []control.Peer{{GID: "fd00::2", Addresses: []string{"fd00::2"}}}
+		}, PeerNeighbour, control.CheckOK, "fd00::2 is at"},
 		{"by another device", func(f *PeerFacts) {
 			gone(f)
 			f.Explained.NextHop = ""
