@@ -110,7 +110,7 @@ func newAgentOf(t testing.TB, set func(*ipoib.Options)) (*Agent, *stubProvider) 
 
 func TestHubTellsALaggardWhatItLost(t *testing.T) {
 	var h hub
-	s := h.subscribe(time.Time{})
+	s := h.subscribe(time.Time{}, false)
 	publish := func(n int) { h.publish(control.Event{Kind: "k", Text: fmt.Sprint(n)}) }
 	const over = 5
 	for n := range subscriberDepth + over {
@@ -145,13 +145,13 @@ func TestHubIsBoundedAndEnds(t *testing.T) {
 	var h hub
 	var subs []*subscriber
 	for range maxFollowers {
-		subs = append(subs, h.subscribe(time.Time{}))
+		subs = append(subs, h.subscribe(time.Time{}, false))
 	}
-	if h.subscribe(time.Time{}) != nil {
+	if h.subscribe(time.Time{}, false) != nil {
 		t.Errorf("a follower beyond %d", maxFollowers)
 	}
 	h.unsubscribe(subs[0])
-	if subs[0] = h.subscribe(time.Time{}); subs[0] == nil {
+	if subs[0] = h.subscribe(time.Time{}, false); subs[0] == nil {
 		t.Error("no room after one left")
 	}
 	h.close()
@@ -160,8 +160,34 @@ func TestHubIsBoundedAndEnds(t *testing.T) {
 	}
 	h.unsubscribe(subs[0]) // as its request does, later
 	h.publish(control.Event{})
-	if h.subscribe(time.Time{}) != nil {
+	if h.subscribe(time.Time{}, false) != nil {
 		t.Error("a follower of a closed hub")
+	}
+}
+
+// Users who may only look leave places to others.
+func TestHubLeavesPlaces(t *testing.T) {
+	var h hub
+	first := h.subscribe(time.Time{}, true)
+	for range maxMemberFollowers - 1 {
+		h.subscribe(time.Time{}, true)
+	}
+	if h.subscribe(time.Time{}, true) != nil {
+		t.Errorf("a member beyond %d follows", maxMemberFollowers)
+	}
+	for range maxFollowers - maxMemberFollowers {
+		if h.subscribe(time.Time{}, false) == nil {
+			t.Fatal("members left no place")
+		}
+	}
+	for range 2 { // only the first time counts
+		h.unsubscribe(first)
+	}
+	if h.subscribe(time.Time{}, true) == nil {
+		t.Error("a place is not free again")
+	}
+	if h.subscribe(time.Time{}, true) != nil {
+		t.Error("one that has left twice left two places")
 	}
 }
 
@@ -195,7 +221,7 @@ func TestWarnsOfTrouble(t *testing.T) {
 
 func TestNotesBecomeEvents(t *testing.T) {
 	a, _ := newAgent(t)
-	s := a.hub.subscribe(time.Time{})
+	s := a.hub.subscribe(time.Time{}, false)
 	a.note(ipoib.Note{Kind: ipoib.NoteCMSent, Peer: encap.LinkAddr{QPN: 2, GID: gidA}, Conn: 3, Text: "REQ"})
 	e := <-s.ch
 	switch {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/control"
+	"ipoibcm/peercred"
 )
 
 // Bounds of the control socket's clients.
@@ -24,6 +25,10 @@ const (
 	// maxClients bounds the connections at a time: as many as may follow events, as may follow packets,
 	// and as many others.
 	maxClients = 3 * maxFollowers
+	// maxMembers is how many of them may be of users who may only look, the members of the socket's
+	// group, so that they leave places to root. maxMemberFollowers is how many of these may follow events.
+	maxMembers         = maxClients / 2
+	maxMemberFollowers = maxFollowers / 2
 	// maxTurnedAway is how many connections beyond maxClients are accepted, only to get an error for
 	// each request.
 	maxTurnedAway = 8
@@ -37,12 +42,14 @@ const (
 	writeWithin = 10 * time.Second
 )
 
-// clients is a listener that serves at most maxClients connections. It accepts up to maxTurnedAway more,
-// whose requests get an error, and closes any others at once. When the process has no descriptor left, the
-// listener closes one of the eventfds that it keeps in reserve.
+// clients is a listener that serves at most maxClients connections, maxMembers of them of users who may
+// only look. It accepts up to maxTurnedAway more of each, whose requests get an error, and closes any
+// others at once. When the process has no descriptor left, the listener closes one of the eventfds that
+// it keeps in reserve.
 type clients struct {
 	net.Listener
-	n       atomic.Int64
+	n       atomic.Int64 // connections
+	members atomic.Int64 // those of users who may only look
 	refused *atomic.Uint64
 	mu      sync.Mutex
 	reserve []int // eventfds
@@ -53,6 +60,7 @@ type clients struct {
 type client struct {
 	net.Conn
 	of      *clients
+	member  bool   // its user may only look
 	turned  string // why its requests are refused; empty: they are served
 	closing sync.Once
 }
@@ -73,14 +81,19 @@ func (l *clients) Accept() (net.Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		c := &client{Conn: conn, of: l}
-		n := l.n.Add(1)
-		if n <= maxClients {
+		c := &client{Conn: conn, of: l, member: !peercred.MayChange(peercred.WithUser(context.Background(), conn))}
+		over, bound := l.n.Add(1)-maxClients, fmt.Sprintf("%d clients", maxClients)
+		if c.member {
+			if n := l.members.Add(1) - maxMembers; n > over {
+				over, bound = n, fmt.Sprintf("%d clients of others than root", maxMembers)
+			}
+		}
+		if over <= 0 {
 			return c, nil
 		}
 		l.refused.Add(1)
-		if n <= maxClients+maxTurnedAway {
-			c.turned = fmt.Sprintf("%d clients are connected already", maxClients)
+		if over <= maxTurnedAway {
+			c.turned = bound + " are connected already"
 			return c, nil
 		}
 		c.Close()
@@ -127,6 +140,9 @@ func (c *client) Close() error {
 	err := c.Conn.Close()
 	c.closing.Do(func() {
 		c.of.n.Add(-1)
+		if c.member {
+			c.of.members.Add(-1)
+		}
 		c.of.keepSpare()
 	})
 	return err

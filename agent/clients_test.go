@@ -9,12 +9,14 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/control"
+	"ipoibcm/hostnet"
 )
 
 // Captures that nobody reads hold what is allowed for all of them together, and one
@@ -135,6 +137,64 @@ func TestClientsAreBounded(t *testing.T) {
 			t.Fatal("places are not free again")
 		}
 		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// Users who may only look do not take all places.
+func TestMembersLeavePlaces(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("only root can connect as another user")
+	}
+	inner, err := net.Listen("unix", fmt.Sprintf("@ipoibcm-members-%d", os.Getpid()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := newClients(inner, new(atomic.Uint64))
+	defer l.Close()
+	connect := func(uid uintptr) *client {
+		t.Helper()
+		var out net.Conn
+		err := hostnet.OwnThread(func() (err error) { // the thread ends, and its user with it
+			if _, _, e := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), uid, ^uintptr(0)); e != 0 {
+				return e
+			}
+			out, err = net.Dial("unix", inner.Addr().String())
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { out.Close() })
+		in, err := l.Accept()
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { in.Close() })
+		return in.(*client)
+	}
+	const root, nobody = 0, 65534
+	first := connect(nobody)
+	for range maxMembers - 1 {
+		if c := connect(nobody); c.turned != "" {
+			t.Fatalf("refused before there are %d: %s", maxMembers, c.turned)
+		}
+	}
+	beyond := connect(nobody)
+	if beyond.turned == "" {
+		t.Errorf("a member beyond %d is served", maxMembers)
+	}
+	beyond.Close()
+	first.Close()
+	if c := connect(nobody); c.turned != "" {
+		t.Errorf("a place is not free again: %s", c.turned)
+	}
+	for range maxClients - maxMembers {
+		if c := connect(root); c.turned != "" {
+			t.Fatalf("root is refused: %s", c.turned)
+		}
+	}
+	if c := connect(root); c.turned == "" {
+		t.Errorf("more than %d are served", maxClients)
 	}
 }
 

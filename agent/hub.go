@@ -23,31 +23,38 @@ const pastDepth = 1024
 // A hub hands events to whoever follows them. A follower that lags loses events
 // and gets an event with their number.
 type hub struct {
-	mu     sync.Mutex
-	subs   map[*subscriber]bool
-	closed bool
-	lost   atomic.Uint64
-	past   []control.Event // the last events, pastDepth at most
+	mu      sync.Mutex
+	subs    map[*subscriber]bool
+	members int // of subs, those of users who may only look
+	closed  bool
+	lost    atomic.Uint64
+	past    []control.Event // the last events, pastDepth at most
 }
 
 type subscriber struct {
 	ch   chan control.Event
 	lost uint64 // events lost since the follower was last told; guarded by hub.mu
+
+	member bool // its user may only look
 }
 
 // subscribe returns a follower. It first gets the kept events after since; a zero since means none of them.
-// subscribe returns nil if there are too many followers or the hub is closed.
-func (h *hub) subscribe(since time.Time) *subscriber {
+// member says that its user may only look. subscribe returns nil if there are too many followers, or too
+// many of such users, or the hub is closed.
+func (h *hub) subscribe(since time.Time, member bool) *subscriber {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.closed || len(h.subs) >= maxFollowers {
+	if h.closed || len(h.subs) >= maxFollowers || member && h.members >= maxMemberFollowers {
 		return nil
+	}
+	if member {
+		h.members++
 	}
 	if h.subs == nil {
 		h.subs = map[*subscriber]bool{}
 	}
 	past := h.after(since)
-	s := &subscriber{ch: make(chan control.Event, subscriberDepth+len(past))}
+	s := &subscriber{ch: make(chan control.Event, subscriberDepth+len(past)), member: member}
 	for _, e := range past {
 		s.ch <- e
 	}
@@ -68,6 +75,9 @@ func (h *hub) after(t time.Time) (events []control.Event) {
 func (h *hub) unsubscribe(s *subscriber) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if h.subs[s] && s.member {
+		h.members--
+	}
 	delete(h.subs, s)
 }
 

@@ -182,7 +182,8 @@ func (a *Agent) events(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	s := a.hub.subscribe(since)
+	all := peercred.MayChange(r.Context())
+	s := a.hub.subscribe(since, !all)
 	if s == nil {
 		return refusal{http.StatusServiceUnavailable, errFollowers.Error(), "stop another monitor first"}
 	}
@@ -191,7 +192,7 @@ func (a *Agent) events(w http.ResponseWriter, r *http.Request) error {
 	w.Header().Set("Content-Type", "application/x-ndjson")
 	flush := http.NewResponseController(w).Flush
 	flush()
-	enc, all := json.NewEncoder(w), peercred.MayChange(r.Context())
+	enc := json.NewEncoder(w)
 	for {
 		select {
 		case e, ok := <-s.ch:

@@ -81,17 +81,17 @@ func TestPastEvents(t *testing.T) {
 	for i := range pastDepth + 3 {
 		h.publish(control.Event{Time: begin.Add(time.Duration(i) * time.Second), Text: strconv.Itoa(i)})
 	}
-	s := h.subscribe(begin.Add(time.Duration(pastDepth) * time.Second))
+	s := h.subscribe(begin.Add(time.Duration(pastDepth)*time.Second), false)
 	h.publish(control.Event{Time: begin.Add(time.Hour), Text: "live"})
 	for _, want := range []string{"1025", "1026", "live"} {
 		if e := <-s.ch; e.Text != want {
 			t.Errorf("got %q, want %q", e.Text, want)
 		}
 	}
-	if n := len(h.subscribe(begin.Add(-time.Hour)).ch); n != pastDepth {
+	if n := len(h.subscribe(begin.Add(-time.Hour), false).ch); n != pastDepth {
 		t.Errorf("%d past events, want all %d that are kept", n, pastDepth)
 	}
-	if n := len(h.subscribe(time.Time{}).ch); n != 0 {
+	if n := len(h.subscribe(time.Time{}, false).ch); n != 0 {
 		t.Errorf("%d past events for who asks for none", n)
 	}
 }
