@@ -80,7 +80,7 @@ func (u *underlay) read(prefer ib.GID) (*portState, netlink.Link, error) {
 		return nil, nil, fmt.Errorf("addresses of %s: %w", at.Name, err)
 	}
 	var v6, v4 []ib.GID
-	tentative := false
+	tentative, linkLocal := false, false // there are tentative addresses, a link-local one among them
 	for _, a := range addrs {
 		ip, _ := netip.AddrFromSlice(a.IP)
 		ip = ip.Unmap()
@@ -88,7 +88,7 @@ func (u *underlay) read(prefer ib.GID) (*portState, netlink.Link, error) {
 		switch {
 		case !u.opts.GID.IsZero() && gid != u.opts.GID, a.Flags&unix.IFA_F_DADFAILED != 0:
 		case a.Flags&unix.IFA_F_TENTATIVE != 0 && a.Flags&unix.IFA_F_OPTIMISTIC == 0:
-			tentative = true
+			tentative, linkLocal = true, linkLocal || ip.IsLinkLocalUnicast()
 		case ip.Is4():
 			v4 = append(v4, gid)
 		case ip.IsLinkLocalUnicast():
@@ -108,7 +108,8 @@ func (u *underlay) read(prefer ib.GID) (*portState, netlink.Link, error) {
 		p.GIDs = slices.Insert(slices.Delete(p.GIDs, i, i+1), 0, prefer)
 	}
 	p.Active = up && len(p.GIDs) > 0
-	if tentative && (len(v6) == 0 || !u.opts.GID.IsZero()) && !(u.opts.PreferIPv4 && len(v4) > 0) {
+	better := !u.opts.GID.IsZero() || len(v6) == 0 || linkLocal && !v6[0].Addr().IsLinkLocalUnicast()
+	if tentative && better && !(u.opts.PreferIPv4 && len(v4) > 0) {
 		return p, link, errTentative
 	}
 	return p, link, nil
@@ -133,8 +134,9 @@ func (u *underlay) addresses(link netlink.Link) (addrs []netlink.Addr, err error
 	return addrs, nil // usable all the same
 }
 
-// wait reads the state until an address is usable. When the time is over it takes the IPv4
-// address if the IPv6 one is still tentative, or else returns an error.
+// wait reads the state until the address that is to be the first GID is usable: the link-local one,
+// if there is one. When the time is over it takes another address if that one is still tentative, or
+// else returns an error.
 func (u *underlay) wait() (*portState, netlink.Link, error) {
 	end := time.Now().Add(u.opts.addressWait())
 	for {
@@ -142,7 +144,7 @@ func (u *underlay) wait() (*portState, netlink.Link, error) {
 		switch late, g := time.Now().After(end), u.opts.GID; {
 		case err != nil && !errors.Is(err, errTentative):
 			return nil, nil, err
-		case len(p.GIDs) > 0 && (err == nil || late && g.IsZero()): // late: the IPv4 address, until an IPv6 one is usable
+		case len(p.GIDs) > 0 && (err == nil || late && g.IsZero()): // late: another one, until the first is usable
 			return p, link, nil
 		case late && !g.IsZero():
 			return nil, nil, fmt.Errorf("underlay %s: %v is not a usable address of it; it has %s", u.opts.Underlay, g, u.list(link))

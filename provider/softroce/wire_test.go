@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -371,6 +372,23 @@ func TestPortTaken(t *testing.T) {
 	open(t, Options{Underlay: "lo"})
 	if _, err := Open(Options{Underlay: "lo"}); err == nil || !strings.Contains(err.Error(), "taken") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// The default GID is the link-local address also where another one can be used sooner.
+func TestDefaultGIDIsLinkLocal(t *testing.T) {
+	a, b := vethPairDAD(t, 1500, false, true, func(o *Options) {
+		link, err := netlink.LinkByName(o.Underlay)
+		must(t, err)
+		ip, err := netlink.ParseAddr("2001:db8::1/64")
+		must(t, err)
+		ip.Flags = unix.IFA_F_NODAD
+		must(t, netlink.AddrAdd(link, ip))
+	})
+	for _, d := range []*Device{a, b} {
+		if g := d.Port().GIDs; !g[0].Addr().IsLinkLocalUnicast() || !slices.Contains(g, gid("2001:db8::1")) {
+			t.Errorf("GIDs %v, want a link-local one first, and the other", g)
+		}
 	}
 }
 
