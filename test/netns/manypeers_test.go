@@ -28,6 +28,8 @@ var manyPeers = flag.Int("peers", 0, "peers of TestStatusAmongManyPeers; 0: a th
 // Whoever reads the status of a host with very many peers delays none of its packets by more than
 // a millisecond: neither those of a connection nor those that the driver is asked for. What other work
 // on the machine delays them is seen by reading another host's, which has as many and no part in them.
+// Where that is more than a millisecond, the agent's threads wait for each other's turns, too, and it
+// may be as much again.
 func TestStatusAmongManyPeers(t *testing.T) {
 	needRoot(t)
 	const most, rounds = time.Millisecond, 6
@@ -59,7 +61,8 @@ func TestStatusAmongManyPeers(t *testing.T) {
 		own := a.roundTrips(t, b.v4)
 		documents += done()
 		for _, share := range []float64{0.5, 0.9} {
-			slow[share] = append(slow[share], quantile(own, share)-quantile(others, share))
+			base := quantile(others, share)
+			slow[share] = append(slow[share], quantile(own, share)-base-max(0, base-most))
 		}
 		quiet, beside, read = append(quiet, idle...), append(beside, others...), append(read, own...)
 	}
