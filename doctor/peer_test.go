@@ -35,23 +35,6 @@ func TestExaminePeer(t *testing.T) {
 		{"all is well", func(*PeerFacts) {}, PeerLarge, control.CheckOK, "4096 octets, pass in both directions"},
 		{"behind a gateway", func(f *PeerFacts) { f.Explained.NextHop = "10.0.0.9" }, PeerNeighbour, control.CheckOK,
 			"reached by 10.0.0.9"},
-		{"an address of this host", func(f *PeerFacts) {
-			f.Own.Interface.Addresses = []control.Address{{Prefix: "10.0.0.2/24"}}
-		}, PeerNeighbour, control.CheckFail, "this host's own"},
-		{"the GID of this host", func(f *PeerFacts) { f.IP, f.Own.Interface.GID = "fe80::1", "fe80::1" }, PeerNeighbour,
-			control.CheckFail, "this host's own"},
-		{"the GID of a peer", func(f *PeerFacts) {
-			f.IP = "::ffff:192.0.2.2"
-			f.Own.Peers = []control.Peer{{GID: "192.0.2.2", LinkAddr: "80 000102", Addresses: []string{"10.0.0.2"}}}
-		}, PeerNeighbour, control.CheckFail, "is the GID of 80 000102"},
-		{"the GID of a peer without address", func(f *PeerFacts) {
-			f.IP = "fe80::2"
-			f.Own.Peers = []control.Peer{{GID: "fe80::2", LinkAddr: "80 000102"}}
-		}, PeerNeighbour, control.CheckFail, "is the GID of"},
-		{"a GID that is an address, too", func(f *PeerFacts) {
-			f.IP, f.Explained.NextHop = "fd00::2", "fd00::2"
-			f.Own.Peers = []control.Peer{{GID: "fd00::2", Addresses: []string{"fd00::2"}}}
-		}, PeerNeighbour, control.CheckOK, "fd00::2 is at"},
 		{"by another device", func(f *PeerFacts) {
 			gone(f)
 			f.Explained.NextHop = ""
@@ -95,6 +78,42 @@ func TestExaminePeer(t *testing.T) {
 			if c.Name == tt.check {
 				wantCheck(t, tt.name, c, tt.status, tt.says)
 			}
+		}
+	}
+}
+
+// An address that no other host of the link can have is named as such, and nothing else is blamed.
+func TestMisnamedPeer(t *testing.T) {
+	gidOf := func(p control.Peer) func(*PeerFacts) {
+		return func(f *PeerFacts) { f.IP, f.Own.Peers = "::ffff:192.0.2.2", []control.Peer{p} }
+	}
+	for _, tt := range []struct {
+		name   string
+		change func(*PeerFacts)
+		says   string // empty: it is a peer
+	}{
+		{"an address of this host", func(f *PeerFacts) {
+			f.Own.Interface.Addresses = []control.Address{{Prefix: "10.0.0.2/24"}}
+		}, "this host's own"},
+		{"the GID of this host", func(f *PeerFacts) { f.IP, f.Own.Interface.GID = "fe80::1", "fe80::1" }, "this host's own"},
+		{"the GID of a peer", gidOf(control.Peer{GID: "192.0.2.2", LinkAddr: "80 000102", Addresses: []string{"10.0.0.2"}}),
+			"is the GID of 80 000102"},
+		{"the GID of a peer without address", gidOf(control.Peer{GID: "192.0.2.2", LinkAddr: "80 000102"}), "is the GID of"},
+		{"a GID that is an address, too", gidOf(control.Peer{GID: "192.0.2.2", Addresses: []string{"192.0.2.2"}}), ""},
+	} {
+		f := goodPeer()
+		tt.change(&f)
+		d := ExaminePeer(f)
+		if len(d.Checks) != 5 || d.OK != (tt.says == "") {
+			t.Errorf("%s: %d checks and OK %v, want 5 and %v", tt.name, len(d.Checks), d.OK, tt.says == "")
+		}
+		if tt.says == "" {
+			continue
+		}
+		wantCheck(t, tt.name, d.Checks[0], control.CheckFail, tt.says)
+		wantRemedy(t, tt.name, d.Checks[0])
+		for _, c := range d.Checks[1:] {
+			wantCheck(t, tt.name, c, control.CheckSkipped, "no other host")
 		}
 	}
 }
