@@ -2,6 +2,7 @@ package rdmacm
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 
 	"ipoibcm/cm"
@@ -146,42 +147,44 @@ func TestDepthsAreTheLesser(t *testing.T) {
 		{0, 0, 0, 0},
 		{3, 2, 3, 2},
 	} {
-		a, b := pair(t)
-		l, err := b.Listen(1)
-		if err != nil {
-			t.Fatal(err)
-		}
-		heard := tap(a)
-		request(a, a.qp(), ib.RC, ib.MTU1024)
-		r, err := l.Next(within(t))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := r.Begin(Setup{QP: b.qp(), Private: make([]byte, 197)}); err == nil {
-			t.Error("197 octets of private data were taken for a REP")
-		}
-		c, err := r.Begin(Setup{QP: b.qp(), ResponderResources: tt.resources, InitiatorDepth: tt.depth})
-		if err != nil {
-			t.Fatal(err)
-		}
-		// Of the pair before, which had the same addresses, a REP may still be on its way.
-		var rep mad.REP
-		expect.Eventually(t, "a REP", func() bool {
-			for _, m := range heard() {
-				if r, ok := m.(mad.REP); ok && r.LocalCommID == c.Params().LocalCommID {
-					rep = r
-				}
+		t.Run(fmt.Sprint(tt), func(t *testing.T) {
+			a, b := pair(t)
+			l, err := b.Listen(1)
+			if err != nil {
+				t.Fatal(err)
 			}
-			return rep.LocalCommID != 0
+			heard := tap(a)
+			request(a, a.qp(), ib.RC, ib.MTU1024)
+			r, err := l.Next(within(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := r.Begin(Setup{QP: b.qp(), Private: make([]byte, 197)}); err == nil {
+				t.Error("197 octets of private data were taken for a REP")
+			}
+			c, err := r.Begin(Setup{QP: b.qp(), ResponderResources: tt.resources, InitiatorDepth: tt.depth})
+			if err != nil {
+				t.Fatal(err)
+			}
+			// Of the pair before, which had the same addresses, a REP may still be on its way.
+			var rep mad.REP
+			expect.Eventually(t, "a REP", func() bool {
+				for _, m := range heard() {
+					if r, ok := m.(mad.REP); ok && r.LocalCommID == c.Params().LocalCommID {
+						rep = r
+					}
+				}
+				return rep.LocalCommID != 0
+			})
+			if rep.ResponderResources != tt.wantResources || rep.InitiatorDepth != tt.wantDepth {
+				t.Errorf("%d and %d: the REP says %d and %d, want %d and %d", tt.resources, tt.depth,
+					rep.ResponderResources, rep.InitiatorDepth, tt.wantResources, tt.wantDepth)
+			}
+			if p := c.Params(); p.ResponderResources != tt.wantResources || p.InitiatorDepth != tt.wantDepth {
+				t.Errorf("%d and %d: the queue pair has %d and %d, want %d and %d", tt.resources, tt.depth,
+					p.ResponderResources, p.InitiatorDepth, tt.wantResources, tt.wantDepth)
+			}
 		})
-		if rep.ResponderResources != tt.wantResources || rep.InitiatorDepth != tt.wantDepth {
-			t.Errorf("%d and %d: the REP says %d and %d, want %d and %d", tt.resources, tt.depth,
-				rep.ResponderResources, rep.InitiatorDepth, tt.wantResources, tt.wantDepth)
-		}
-		if p := c.Params(); p.ResponderResources != tt.wantResources || p.InitiatorDepth != tt.wantDepth {
-			t.Errorf("%d and %d: the queue pair has %d and %d, want %d and %d", tt.resources, tt.depth,
-				p.ResponderResources, p.InitiatorDepth, tt.wantResources, tt.wantDepth)
-		}
 	}
 }
 

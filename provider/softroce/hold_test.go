@@ -1,6 +1,7 @@
 package softroce
 
 import (
+	"fmt"
 	"runtime"
 	"testing"
 
@@ -107,9 +108,11 @@ func TestHoldPOff(t *testing.T) {
 		on    bool
 		why   string
 	}{{1, true, "GOMAXPROCS is 1: nothing else could run meanwhile"}, {2, false, "switched off"}, {2, true, ""}} {
-		runtime.GOMAXPROCS(tt.procs)
-		a, _ := pair(t, families[0], func(o *Options) { o.HoldP = tt.on })
-		checkOffload(t, a.Offloads()[hold], "hold_p", tt.why)
+		t.Run(fmt.Sprint(tt), func(t *testing.T) {
+			runtime.GOMAXPROCS(tt.procs)
+			a, _ := pair(t, families[0], func(o *Options) { o.HoldP = tt.on })
+			checkOffload(t, a.Offloads()[hold], "hold_p", tt.why)
+		})
 	}
 }
 

@@ -3,6 +3,7 @@ package transport
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -88,20 +89,22 @@ func TestAccess(t *testing.T) {
 func TestInvalidatedIsTakenBack(t *testing.T) {
 	each(t, func(t *testing.T, join func(*testing.T, Options, Options) (*End, *End)) {
 		for _, v := range []rpcrdma.Version{rpcrdma.Version1, rpcrdma.Version2} {
-			c, _ := join(t, Options{RPC: rpcrdma.Options{MaxVersion: v}}, Options{Serve: serve})
-			result2(t)(c.Call(within(t), rpcrdma.Submit{Payload: call(procNULL)}))
-			c.mu.Lock()
-			c.opt.Provider = sticky{c.opt.Provider}
-			c.mu.Unlock()
-			for range 2 {
-				req := rpcrdma.Submit{Payload: call(procMake, word(9000)...), Results: []int{9000}, MaxReply: replyHead + 4}
-				if _, err := c.Call(within(t), req); err != nil {
-					t.Fatalf("version %d: %v", v, err)
+			t.Run(fmt.Sprint("version ", v), func(t *testing.T) {
+				c, _ := join(t, Options{RPC: rpcrdma.Options{MaxVersion: v}}, Options{Serve: serve})
+				result2(t)(c.Call(within(t), rpcrdma.Submit{Payload: call(procNULL)}))
+				c.mu.Lock()
+				c.opt.Provider = sticky{c.opt.Provider}
+				c.mu.Unlock()
+				for range 2 {
+					req := rpcrdma.Submit{Payload: call(procMake, word(9000)...), Results: []int{9000}, MaxReply: replyHead + 4}
+					if _, err := c.Call(within(t), req); err != nil {
+						t.Fatalf("version %d: %v", v, err)
+					}
 				}
-			}
-			if err := c.Err(); err != nil {
-				t.Errorf("version %d: ended with %v", v, err)
-			}
+				if err := c.Err(); err != nil {
+					t.Errorf("version %d: ended with %v", v, err)
+				}
+			})
 		}
 	})
 }

@@ -293,15 +293,17 @@ func TestVersionOneServer(t *testing.T) {
 	each(t, func(t *testing.T, join func(*testing.T, Options, Options) (*End, *End)) {
 		versions := new(Versions)
 		for i, refused := range []rpcrdma.Version{rpcrdma.Version2, 0} { // asked by version two once only
-			c, _ := join(t, Options{Versions: versions, Peer: "server", RPC: rpcrdma.Options{Program: program, ProgVersion: 1}},
-				Options{RPC: rpcrdma.Options{MaxVersion: rpcrdma.Version1}, Serve: serve})
-			select {
-			case <-c.Ready():
-			case <-within(t).Done():
-				t.Fatalf("connection %d: the version is not settled", i)
-			}
-			expect.Equal(t, c.Info().Version, rpcrdma.Version1, "version")
-			expect.Equal(t, c.Info().Refused, refused, "refused version")
+			t.Run(fmt.Sprint("connection ", i), func(t *testing.T) {
+				c, _ := join(t, Options{Versions: versions, Peer: "server", RPC: rpcrdma.Options{Program: program, ProgVersion: 1}},
+					Options{RPC: rpcrdma.Options{MaxVersion: rpcrdma.Version1}, Serve: serve})
+				select {
+				case <-c.Ready():
+				case <-within(t).Done():
+					t.Fatalf("connection %d: the version is not settled", i)
+				}
+				expect.Equal(t, c.Info().Version, rpcrdma.Version1, "version")
+				expect.Equal(t, c.Info().Refused, refused, "refused version")
+			})
 		}
 	})
 }
@@ -360,16 +362,18 @@ func TestOwnEndTeachesNothing(t *testing.T) {
 				<-c.Done()
 			},
 		} {
-			versions, asked := new(Versions), make(chan struct{})
-			c, _ := join(t, Options{Versions: versions, Peer: "server", RPC: rpcrdma.Options{Program: program, ProgVersion: 1}},
-				Options{Serve: func(ctx context.Context, _ rpcrdma.Serve) rpcrdma.Event {
-					close(asked)
-					<-ctx.Done()
-					return nil
-				}})
-			<-asked
-			end(c)
-			expect.Equal(t, versions.start("server"), 0, "%s: version to begin with", name)
+			t.Run(name, func(t *testing.T) {
+				versions, asked := new(Versions), make(chan struct{})
+				c, _ := join(t, Options{Versions: versions, Peer: "server", RPC: rpcrdma.Options{Program: program, ProgVersion: 1}},
+					Options{Serve: func(ctx context.Context, _ rpcrdma.Serve) rpcrdma.Event {
+						close(asked)
+						<-ctx.Done()
+						return nil
+					}})
+				<-asked
+				end(c)
+				expect.Equal(t, versions.start("server"), 0, "%s: version to begin with", name)
+			})
 		}
 	})
 }
@@ -588,26 +592,28 @@ func TestNoReply(t *testing.T) {
 			"a reply":  {Payload: call(procNULL)},
 			"an error": {Payload: call(procMake, word(9000)...), MaxReply: replyHead},
 		} {
-			c, s := join(t, Options{}, Options{Serve: serve})
-			result2(t)(c.Call(within(t), rpcrdma.Submit{Payload: call(procNULL)}))
-			s.mu.Lock()
-			s.qp = mute{s.qp}
-			s.mu.Unlock()
-			req.Timeout = time.Hour
-			ctx := within(t)
-			_, err := c.Call(ctx, req)
-			var ce *CallError
-			if !errors.As(err, &ce) || ce.Reason != rpcrdma.ReasonDisconnected {
-				t.Errorf("%s: the call ended with %v, want that the connection has ended", name, err)
-			}
-			select {
-			case <-s.Done():
-			case <-ctx.Done():
-				t.Fatalf("%s: the responder keeps the connection", name)
-			}
-			if !errors.Is(s.Err(), errMute) {
-				t.Errorf("%s: ended with %v, want %v", name, s.Err(), errMute)
-			}
+			t.Run(name, func(t *testing.T) {
+				c, s := join(t, Options{}, Options{Serve: serve})
+				result2(t)(c.Call(within(t), rpcrdma.Submit{Payload: call(procNULL)}))
+				s.mu.Lock()
+				s.qp = mute{s.qp}
+				s.mu.Unlock()
+				req.Timeout = time.Hour
+				ctx := within(t)
+				_, err := c.Call(ctx, req)
+				var ce *CallError
+				if !errors.As(err, &ce) || ce.Reason != rpcrdma.ReasonDisconnected {
+					t.Errorf("%s: the call ended with %v, want that the connection has ended", name, err)
+				}
+				select {
+				case <-s.Done():
+				case <-ctx.Done():
+					t.Fatalf("%s: the responder keeps the connection", name)
+				}
+				if !errors.Is(s.Err(), errMute) {
+					t.Errorf("%s: ended with %v, want %v", name, s.Err(), errMute)
+				}
+			})
 		}
 	})
 }
