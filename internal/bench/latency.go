@@ -106,10 +106,24 @@ func listen(a netip.Addr) (int, error) {
 	return fd, nil
 }
 
+// again makes a system call that may block, and makes it again as long as a signal interrupts it: because of the
+// time-outs of the socket the kernel does not restart it by itself.
+func again(call func() error) error {
+	for {
+		if err := call(); err != unix.EINTR {
+			return err
+		}
+	}
+}
+
 // respond accepts one connection and answers each message with one of the same size,
 // until the other side closes the connection.
 func respond(ln int, m message) error {
-	fd, _, err := unix.Accept4(ln, unix.SOCK_CLOEXEC)
+	fd := -1
+	err := again(func() (err error) {
+		fd, _, err = unix.Accept4(ln, unix.SOCK_CLOEXEC)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("accept: %w", err)
 	}
@@ -143,7 +157,8 @@ func request(ctx context.Context, a netip.Addr, ln int, m message, pace, d time.
 	}
 	conn := os.NewFile(uintptr(fd), "connection")
 	defer conn.Close()
-	if err := unix.Connect(fd, to); err != nil {
+	// The kernel takes a second connect of a blocking socket for the first going on.
+	if err := again(func() error { return unix.Connect(fd, to) }); err != nil {
 		return nil, fmt.Errorf("connect to %v: %w", a, err)
 	}
 	buf := make([]byte, m)

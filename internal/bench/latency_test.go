@@ -3,8 +3,11 @@ package main
 import (
 	"context"
 	"net/netip"
+	"runtime"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // Both sides over loopback: so many answers as fit, each of the whole size, and
@@ -42,6 +45,35 @@ func TestLatencies(t *testing.T) {
 		if err := <-served; err != nil {
 			t.Errorf("%s: the other side: %v", tt.name, err)
 		}
+	}
+}
+
+// Go's runtime interrupts threads by signals when it likes: an accept goes on all the same.
+func TestLatenciesInterrupted(t *testing.T) {
+	a := netip.MustParseAddr("127.0.0.1")
+	ln, err := listen(a)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(ln)
+	served, tid := make(chan error, 1), make(chan int, 1)
+	go func() {
+		runtime.LockOSThread() // not unlocked: the thread ends with this goroutine
+		tid <- unix.Gettid()
+		served <- respond(ln, small)
+	}()
+	accepting := <-tid
+	for range 20 {
+		time.Sleep(time.Millisecond)
+		if err := unix.Tgkill(unix.Getpid(), accepting, unix.SIGURG); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := request(t.Context(), a, ln, small, pacedNot, 0); err != nil {
+		t.Error(err)
+	}
+	if err := <-served; err != nil {
+		t.Error(err)
 	}
 }
 
