@@ -223,6 +223,12 @@ type refusal struct {
 // Error returns what is wrong.
 func (r refusal) Error() string { return r.text }
 
+// A rejection is a refusal because another host's agent answered with a REJ.
+type rejection struct{ refusal }
+
+// Unwrap returns the refusal.
+func (r rejection) Unwrap() error { return r.refusal }
+
 // fail answers with err. If err is no refusal, the agent could not be asked.
 func fail(w http.ResponseWriter, err error) {
 	why := refusal{http.StatusServiceUnavailable, err.Error(), "try again; the agent may be stopping"}
@@ -230,7 +236,8 @@ func fail(w http.ResponseWriter, err error) {
 	deadline(w, writeWithin)
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(why.status)
-	json.NewEncoder(w).Encode(control.Error{Version: control.Version, Error: why.text, Hint: why.hint})
+	_, rejected := errors.AsType[rejection](err)
+	json.NewEncoder(w).Encode(control.Error{Version: control.Version, Error: why.text, Hint: why.hint, Rejected: rejected})
 }
 
 func answer(w http.ResponseWriter, v any) {

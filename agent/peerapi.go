@@ -33,7 +33,11 @@ func askPeer[T any](a *Agent, r *http.Request,
 		if errors.Is(err, peers.ErrNoQP1) || errors.Is(err, peers.ErrSelf) || errors.Is(err, peers.ErrNoNeighbour) {
 			status = http.StatusBadRequest
 		}
-		return v, refusal{status, fmt.Sprintf("ask the agent of %v: %v", ip, err), a.peers.DialHint(err, about)}
+		why := refusal{status, fmt.Sprintf("ask the agent of %v: %v", ip, err), a.peers.DialHint(err, about)}
+		if peers.Rejected(err) {
+			return v, rejection{why}
+		}
+		return v, why
 	}
 	defer c.Close()
 	if v, err = f(ctx, c, about); err != nil {

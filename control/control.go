@@ -63,6 +63,8 @@ type Error struct {
 	Version int    `json:"version"`
 	Error   string `json:"error"`          // what went wrong, a sentence for people
 	Hint    string `json:"hint,omitempty"` // what to do next
+	// Rejected: another host was to be asked, and answered with a REJ. So the underlay carries packets both ways.
+	Rejected bool `json:"rejected,omitempty"`
 }
 
 // A Runtime is what the agent's process uses. Asking for it costs two garbage

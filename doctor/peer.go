@@ -21,10 +21,11 @@ const (
 
 // An Echo is the outcome of calls to the peer's agent over RC. They use nothing of IP and nothing of UD.
 type Echo struct {
-	Tried bool
-	MS    float64 // of the quickest call
-	Err   string
-	Hint  string
+	Tried    bool
+	MS       float64 // of the quickest call
+	Err      string
+	Hint     string
+	Rejected bool // it answered, with a REJ
 }
 
 // PeerFacts are what was found about one peer, all by asking the daemon of this host.
@@ -133,11 +134,13 @@ func peerPath(f *PeerFacts) control.Check {
 		return skip("it was not tried")
 	case s.Err == "":
 		return okay("its agent answers over RC, in %.2f ms", s.MS)
-	case f.Explained.Peer != "" && f.Explained.Class != "legacy" && s.Hint == "":
+	case s.Rejected:
+		return warn(s.Hint, "packets pass both ways, and its agent refuses: %s", s.Err)
+	case f.Explained.Peer != "" && f.Explained.Class == "legacy":
+		return warn(s.Hint, "its agent does not answer over RC: %s", s.Err)
+	case f.Explained.Peer != "":
 		return fail(openPort+"; is the agent still running there?",
 			"its address was heard, and its agent does not answer over RC: %s", s.Err)
-	case f.Explained.Peer != "":
-		return warn(s.Hint, "its agent does not answer over RC: %s", s.Err)
 	}
 	return fail(openPort, "its agent does not answer over RC: %s", s.Err)
 }

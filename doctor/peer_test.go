@@ -49,9 +49,12 @@ func TestExaminePeer(t *testing.T) {
 		{"UD passes, RC does not", func(f *PeerFacts) { f.Small.Err = "no answer came" }, PeerPath, control.CheckFail,
 			"its address was heard"},
 		{"Linux has no service", func(f *PeerFacts) {
-			f.Small.Err, f.Small.Hint = "rejected",
-				"ping it without --rdma"
+			f.Explained.Class = "legacy"
+			f.Small.Err, f.Small.Hint = "no answer came", "ping it without --rdma"
 		}, PeerPath, control.CheckWarn, "without --rdma"},
+		{"it may not be asked", func(f *PeerFacts) {
+			f.Small.Err, f.Small.Hint, f.Small.Rejected = "consumer reject", "put our GID into peer_allow", true
+		}, PeerPath, control.CheckWarn, "into peer_allow"},
 		{"a black hole", func(f *PeerFacts) { f.Large.Err = "no answer within 5s" }, PeerLarge, control.CheckFail,
 			"ping -M do -s 8952"},
 		{"another UD MTU", func(f *PeerFacts) { f.Theirs.Interface.UDMTU = 1500 }, PeerAgreement, control.CheckWarn,

@@ -112,11 +112,18 @@ func (c *client) request(ctx context.Context, method, path string, query url.Val
 	if json.NewDecoder(io.LimitReader(resp.Body, 1<<16)).Decode(&e) != nil || e.Error == "" {
 		e.Error = "the agent answers " + resp.Status
 	}
-	if e.Hint != "" {
-		return nil, hintError{errors.New(e.Error), e.Hint}
+	why := errors.New(e.Error)
+	if e.Rejected {
+		why = rejectedError{why}
 	}
-	return nil, errors.New(e.Error)
+	if e.Hint != "" {
+		return nil, hintError{why, e.Hint}
+	}
+	return nil, why
 }
+
+// A rejectedError says that another host, which the agent was to ask, answered with a REJ.
+type rejectedError struct{ error }
 
 // get asks for one document.
 func (c *client) get(ctx context.Context, path string, query url.Values, v any) error {

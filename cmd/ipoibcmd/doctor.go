@@ -124,9 +124,10 @@ func gatherPeer(ctx context.Context, c *client, ip string) (f doctor.PeerFacts, 
 		e := doctor.Echo{Tried: true}
 		if err != nil {
 			e.Err = err.Error()
-			if h := (hintError{}); errors.As(err, &h) && f.Explained.Class == "legacy" {
+			if h, ok := errors.AsType[hintError](err); ok {
 				e.Hint = h.hint
 			}
+			_, e.Rejected = errors.AsType[rejectedError](err)
 			return e
 		}
 		e.MS = slices.Min(got.MS)

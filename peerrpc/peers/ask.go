@@ -244,6 +244,12 @@ func (s *Service) ourGID(about control.PeerPath) string {
 	return "which status shows"
 }
 
+// Rejected reports whether a peer could not be asked because it answered with a REJ.
+func Rejected(err error) bool {
+	failed, ok := errors.AsType[*rdmacm.FailedError](err)
+	return ok && failed.Cause == cm.Rejected
+}
+
 // DialHint returns what to do when a peer could not be asked.
 func (s *Service) DialHint(err error, about control.PeerPath) string {
 	var failed *rdmacm.FailedError

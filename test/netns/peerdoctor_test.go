@@ -35,6 +35,12 @@ func TestDoctorPeer(t *testing.T) {
 			_, err := b.Output(nft)
 			s.must(err)
 		}, says: []string{"its address was heard, and its agent does not answer over RC", "open UDP port 4791"}},
+		{name: "refused", ok: true, do: func(s *segment) {
+			a, b := s.hosts[0], s.hosts[1]
+			b.stop()
+			b.run(b.config("peer_allow: [192.0.2.0/24]\n")...)
+			a.connect(b, "RC")
+		}, says: []string{"packets pass both ways, and its agent refuses", "put our GID, fe80::"}},
 		{name: "small MTU", do: func(s *segment) {
 			a, b := s.hosts[0], s.hosts[1]
 			s.must(a.Swallow(underlay, b.Host, underlay, 1500))
