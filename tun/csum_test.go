@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"runtime"
 	"testing"
 	"time"
 
@@ -355,4 +356,38 @@ func FuzzVerify(f *testing.F) {
 			t.Errorf("complete: %v", done)
 		}
 	})
+}
+
+// What the trial waits for may come while the runtime sends signals.
+func TestReceiveAllInterrupted(t *testing.T) {
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fds[0])
+	defer unix.Close(fds[1])
+	patience := unix.Timeval{Sec: 5}
+	if err := unix.SetsockoptTimeval(fds[0], unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience); err != nil {
+		t.Fatal(err)
+	}
+	got, tid, done := make([]byte, 10), make(chan int, 1), make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // not unlocked: the thread ends with this goroutine
+		tid <- unix.Gettid()
+		_, err := receiveAll(fds[0], got)
+		done <- err
+	}()
+	reading := <-tid
+	for i := range got {
+		time.Sleep(time.Millisecond)
+		if err := unix.Tgkill(unix.Getpid(), reading, unix.SIGURG); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := unix.Write(fds[1], []byte{byte(i)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := <-done; err != nil || got[9] != 9 {
+		t.Errorf("% x, %v, want ten octets", got, err)
+	}
 }

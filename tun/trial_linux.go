@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io"
 	"sync/atomic"
 	"time"
 
@@ -294,7 +295,7 @@ func (t *File) tryMerged(l int, peer *trialPeer, data []byte) (s int, err error)
 	got := make([]byte, len(data))
 	wait := unix.NsecToTimeval(int64(trialWait))
 	_ = unix.SetsockoptTimeval(s, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &wait)
-	n, _, err := unix.Recvfrom(s, got, unix.MSG_WAITALL)
+	n, err := receiveAll(s, got)
 	switch {
 	case err != nil:
 		err = fmt.Errorf("what was put together did not arrive: %w", err)
@@ -307,6 +308,23 @@ func (t *File) tryMerged(l int, peer *trialPeer, data []byte) (s int, err error)
 	}
 	unix.Close(s)
 	return -1, err
+}
+
+// receiveAll receives from s until b is full. Signals, which Go's runtime sends to its threads, do not end it.
+func receiveAll(s int, b []byte) (n int, err error) {
+	for n < len(b) {
+		got, err := unix.Read(s, b[n:])
+		switch {
+		case err == unix.EINTR:
+		case err != nil:
+			return n, err
+		case got == 0:
+			return n, io.ErrUnexpectedEOF
+		default:
+			n += got
+		}
+	}
+	return n, nil
 }
 
 // trySplit has the kernel send data, and tests that it comes in GSO packets that split into the
