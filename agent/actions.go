@@ -325,7 +325,9 @@ func (a *Agent) refAH(p nexthop.Path, n int) {
 }
 
 // usesAH reports whether packets take p by an address handle.
-func usesAH(p nexthop.Path) bool { return p.Kind == nexthop.PathUD || p.Kind == nexthop.PathGroup }
+func usesAH(p nexthop.Path) bool {
+	return p.Kind == nexthop.PathUD || p.Kind == nexthop.PathGroup || p.Kind == nexthop.PathConn && p.UDMTU > 0
+}
 
 // targetOrDrop returns the target of p. If there is none, it returns one that drops packets and counts
 // them.
@@ -349,6 +351,12 @@ func (a *Agent) target(p nexthop.Path) (datapath.Target, error) {
 			return t, fmt.Errorf("connection %d is gone", p.Conn)
 		}
 		t.Kind, t.Conn = datapath.ToConn, c.dp
+		if p.UDMTU == 0 {
+			break
+		}
+		if to, err := a.handle(p.Link.GID); err == nil { // the connection does without
+			t.UD, t.UDMTU = a.dest(to.ah, p.Link.QPN), p.UDMTU
+		}
 	case nexthop.PathUD, nexthop.PathGroup:
 		gid, qpn := p.Link.GID, p.Link.QPN
 		if p.Kind == nexthop.PathGroup {

@@ -78,7 +78,8 @@ func (l *thread) transmit(q *sendQ, items []sendItem, w *work, now int64) {
 		again = q.turns.Swap(0) > 1
 	}
 	if len(items) > 0 {
-		l.enqueue(q, items, now)
+		passed := l.enqueue(q, items, true, now)
+		l.passBy(q, items[:passed], w, now)
 		again = true
 	}
 	if again {
@@ -121,24 +122,32 @@ func (q *sendQ) fitting(items []sendItem) int {
 }
 
 // enqueue puts items into the backlog of q, or drops them if q is closed. If too much waits for q
-// then, it drops packets of the flow that has most waiting.
-func (l *thread) enqueue(q *sendQ, items []sendItem, now int64) {
+// then, it drops packets of the flow that has most waiting. With pass, it moves those that may go by UD to the front
+// of items instead, and returns their number.
+func (l *thread) enqueue(q *sendQ, items []sendItem, pass bool, now int64) (passed int) {
 	b := &l.backlog
 	b.mu.Lock()
 	if q.gone {
 		b.mu.Unlock()
 		l.dropItems(items, &l.c.TxGone)
-		return
+		return 0
 	}
 	for i := range items {
 		it := &items[i]
+		pkt := l.pool.packet(it.slot)[:it.n-headerLen]
+		hash, ecn := b.hash(pkt), ip.ECNCapable(pkt)
+		if pass && b.mayPass(q, it, hash, now) {
+			items[passed] = *it
+			passed++
+			continue
+		}
+		it.set = flowSet(hash)
 		it.slot = l.pool.shrink(it.slot, int(it.n)-headerLen)
 		if it.slot < l.pool.large {
 			q.large++
 		}
-		pkt := l.pool.packet(it.slot)[:it.n-headerLen]
 		b.items[it.slot] = *it
-		b.s.Enqueue(&q.wait, it.slot, int(it.n), b.hash(pkt), ip.ECNCapable(pkt), now)
+		b.s.Enqueue(&q.wait, it.slot, int(it.n), hash, ecn, now)
 	}
 	for bound := q.bound(); q.wait.Len() > 0 && (q.wait.Octets() > bound || q.tooMany(l.pool)); {
 		b.drops = b.s.DropFattest(&q.wait, dropAtOnce, b.drops[:0])
@@ -150,7 +159,8 @@ func (l *thread) enqueue(q *sendQ, items []sendItem, now int64) {
 	}
 	q.waiting.Store(int32(q.wait.Len()))
 	b.mu.Unlock()
-	l.c.TxWaited.Add(uint64(len(items)))
+	l.c.TxWaited.Add(uint64(len(items) - passed))
+	return passed
 }
 
 // tooMany reports whether q holds more buffers of one kind, large or small, than are free for all
@@ -301,7 +311,7 @@ func (l *thread) reroute(q *sendQ, items []sendItem, w *work, now int64) {
 			it.slot = slot
 		}
 		l.c.TxMoved.Add(1)
-		to.th.enqueue(to, items[i:i+1], now)
+		to.th.enqueue(to, items[i:i+1], false, now)
 		to.th.pump(to, w, now)
 	}
 }

@@ -54,6 +54,7 @@ type Counts[C any] struct {
 	TxMarked       C `name:"tx_marked"`       // packets that got a CE mark because they waited for too long
 	TxWaited       C `name:"tx_waited"`       // packets that waited in front of their QP
 	TxOtherThread  C `name:"tx_other_thread"` // packets read by one thread and posted to a queue pair of another
+	TxSparse       C `name:"tx_sparse"`       // packets of sparse flows that went by UD, past those that waited for their connection
 	TxMoved        C `name:"tx_moved"`        // packets that waited for one QP and followed their path to another
 	FloodFilters   C `name:"flood_filters"`   // floods of UD data that the provider was asked to keep away
 	RepostFailures C `name:"repost_failures"` // times receive buffers could not be posted again at once

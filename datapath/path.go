@@ -38,6 +38,9 @@ type Target struct {
 	MTU  int    // largest IP packet in octets; larger ones go up. Zero sets no limit
 	UD   UDDest // ToUD
 	Conn *Conn  // ToConn; never for multicast or broadcast (RFC 4755 section 2.1)
+	// ToConn: while packets wait for Conn, those of sparse flows go to UD if they have at most UDMTU octets.
+	// Zero: none do. Then UD is not used.
+	UDMTU int
 }
 
 // A Path is one next hop: a neighbour, a multicast group, or the one that all on-link destinations
@@ -66,7 +69,7 @@ func NewPath(tag uint64, t Target) *Path {
 // Set makes p lead to t from the next batch on. The AH of the target that t replaces may be
 // destroyed after [Loop.Barrier].
 func (p *Path) Set(t Target) {
-	if t.Kind == ToConn && t.Conn == nil || t.Kind == ToUD && t.UD.AH == nil {
+	if t.Kind == ToConn && (t.Conn == nil || t.UDMTU > 0 && t.UD.AH == nil) || t.Kind == ToUD && t.UD.AH == nil {
 		panic(fmt.Sprintf("datapath: target %v leads nowhere", t.Kind))
 	}
 	p.target.Store(&t)

@@ -3,6 +3,7 @@ package datapath
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
 
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
@@ -26,12 +27,20 @@ const (
 // are many.
 type sendPool struct {
 	region *verbs.Region
-	large  int32   // number of large slots, which come first
-	octets []int32 // by slot: octets of the message posted in it
+	large  int32    // number of large slots, which come first
+	posted []posted // by slot
+	// flows has, by set of flows, how many requests are posted and not completed of flows whose packets had waited.
+	flows [1 + flowSets]atomic.Int32
 
 	mu    sync.Mutex
 	free  []int32 // large slots; last in, first out: the slot used last is in the processor's cache
 	small []int32
+}
+
+// A posted is the message posted in a slot.
+type posted struct {
+	octets int32
+	set    uint16 // sendItem.set
 }
 
 func newSendPool(p verbs.Provider, n int) (*sendPool, error) {
@@ -40,7 +49,7 @@ func newSendPool(p verbs.Provider, n int) (*sendPool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("allocate %d send buffers: %w", n, err)
 	}
-	sp := &sendPool{region: r, large: int32(n), octets: make([]int32, n+small), free: make([]int32, n),
+	sp := &sendPool{region: r, large: int32(n), posted: make([]posted, n+small), free: make([]int32, n),
 		small: make([]int32, small)}
 	for i := range sp.free {
 		sp.free[i] = int32(n - 1 - i)
@@ -52,7 +61,7 @@ func newSendPool(p verbs.Provider, n int) (*sendPool, error) {
 }
 
 // slots returns how many slots there are.
-func (p *sendPool) slots() int { return len(p.octets) }
+func (p *sendPool) slots() int { return len(p.posted) }
 
 // take appends up to n free large slots to dst.
 func (p *sendPool) take(dst []int32, n int) []int32 {

@@ -11,7 +11,7 @@ import (
 // queue returns a send queue without a QP, n of whose messages are posted, among
 // free free buffers.
 func queue(n, free int) *sendQ {
-	pool := &sendPool{large: 200, octets: make([]int32, 200), free: make([]int32, free)}
+	pool := &sendPool{large: 200, posted: make([]posted, 200), free: make([]int32, free)}
 	q := newSendQ(&thread{pool: pool}, 64, false, 7<<genShift)
 	for i := range n {
 		q.ring[i] = int32(100 + i)

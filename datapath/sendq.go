@@ -24,8 +24,9 @@ const minShare = 8
 // owns the slot.
 type sendItem struct {
 	slot int32
-	n    int32 // octets of the message, header included
-	path *Path // nil if it has none (SendUD, SendCopies, SendConn)
+	n    int32  // octets of the message, header included
+	set  uint16 // flowSet of its flow if it has waited, else zero
+	path *Path  // nil if it has none (SendUD, SendCopies, SendConn)
 	ud   UDDest
 }
 
@@ -58,15 +59,17 @@ type sendQ struct {
 	rate     atomic.Int64 // limit.rate()
 
 	// Packets that wait, see backlog.go.
-	wait    fqcodel.Queue // under backlog.mu
-	large   int32         // packets in wait that lie in large slots; under backlog.mu
-	gone    bool          // nothing may wait any more; under backlog.mu
-	waiting atomic.Int32  // wait.Len()
-	turns   atomic.Int32  // zero if no goroutine posts; else 1 plus the number that wanted to meanwhile
+	wait     fqcodel.Queue // under backlog.mu
+	sparseAt int64         // bounds sparse flows, see mayPass; under backlog.mu
+	large    int32         // packets in wait that lie in large slots; under backlog.mu
+	gone     bool          // nothing may wait any more; under backlog.mu
+	waiting  atomic.Int32  // wait.Len()
+	turns    atomic.Int32  // zero if no goroutine posts; else 1 plus the number that wanted to meanwhile
 
 	packets, octets, errs, flushed, full, late, marks atomic.Uint64
 	lastTx                                            atomic.Int64
 	lastErr                                           atomic.Uint32
+	direct                                            atomic.Int32 // requests posted without having waited and not completed, of whatever flow
 }
 
 func newSendQ(th *thread, depth int, ud bool, base uint64) *sendQ {
@@ -135,7 +138,8 @@ func (q *sendQ) post(items []sendItem, w *work, now int64) (taken int, gone bool
 		it := &items[i]
 		id := tail + uint64(i)
 		q.ring[id&uint64(len(q.ring)-1)] = it.slot
-		q.pool.octets[it.slot] = it.n
+		q.pool.posted[it.slot] = posted{it.n, it.set}
+		q.count(it.set, 1)
 		w.sges[i] = verbs.SGE{Region: q.pool.region, Buf: q.pool.message(it.slot, int(it.n)-headerLen)}
 		wr := &w.wrs[i]
 		wr.ID, wr.Opcode, wr.Flags, wr.SG = id, verbs.Send, 0, w.sges[i:i+1:i+1]
@@ -159,6 +163,7 @@ func (q *sendQ) post(items []sendItem, w *work, now int64) (taken int, gone bool
 		q.tail.Store(tail + uint64(taken))
 		for _, it := range items[taken:n] {
 			q.inOctets.Add(-int64(it.n))
+			q.count(it.set, -1)
 			all -= int64(it.n)
 		}
 		if errors.Is(err, verbs.ErrQueueFull) {
@@ -198,7 +203,9 @@ func (q *sendQ) complete(dst []int32, id uint64, now int64) []int32 {
 	var octets int64
 	for ; head <= id; head++ {
 		slot := q.ring[head&uint64(len(q.ring)-1)]
-		octets += int64(q.pool.octets[slot])
+		was := q.pool.posted[slot]
+		octets += int64(was.octets)
+		q.count(was.set, -1)
 		dst = append(dst, slot)
 	}
 	q.head.Store(head)
@@ -215,7 +222,9 @@ func (q *sendQ) takeBack() {
 	q.done.Lock()
 	defer q.done.Unlock()
 	for head := q.head.Load(); head < q.tail.Load(); head++ {
-		q.pool.giveOne(q.ring[head&uint64(len(q.ring)-1)])
+		slot := q.ring[head&uint64(len(q.ring)-1)]
+		q.count(q.pool.posted[slot].set, -1)
+		q.pool.giveOne(slot)
 	}
 	q.head.Store(q.tail.Load())
 	q.inOctets.Store(0)

@@ -168,6 +168,19 @@ func (s *Scheduler) flowOf(q *Queue, hash uint32) *flow {
 	return free
 }
 
+// Sparse reports whether the flow of q with that hash has no packet waiting and no turn to come: the next packet
+// of it would have the first turn.
+func (s *Scheduler) Sparse(q *Queue, hash uint32) bool {
+	n := min(flowWays, len(s.flows))
+	at := int(uint64(hash)*uint64(len(s.flows)/n)>>32) * n
+	for i := range n {
+		if f := &s.flows[at+i]; f.owner == q && f.hash == hash {
+			return false
+		}
+	}
+	return q.own.packets == 0
+}
+
 // pop takes the first packet of f out of q. f must have one.
 func (s *Scheduler) pop(q *Queue, f *flow) (id int32, p *packet) {
 	id = f.head - 1

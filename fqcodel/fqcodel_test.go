@@ -599,3 +599,33 @@ func TestLongPacketsOnASlowPath(t *testing.T) {
 		}
 	}
 }
+
+// A flow is sparse as long as it has neither a packet that waits nor a turn to come, and no packet waits of which
+// nobody knows the flow.
+func TestSparse(t *testing.T) {
+	s := New(Options{Flows: 8}, 32)
+	var q, other Queue
+	wants := func(hash uint32, want bool, when string) {
+		t.Helper()
+		if got := s.Sparse(&q, hash); got != want {
+			t.Errorf("%s: Sparse is %v, want %v", when, got, want)
+		}
+	}
+	wants(1, true, "nothing waits")
+	s.Enqueue(&q, 0, 100, 1, false, 0)
+	s.Enqueue(&other, 1, 100, 2, false, 0)
+	wants(1, false, "a packet of it waits")
+	wants(2, true, "one of the same hash waits in another queue")
+	if _, _, ok, _ := s.Dequeue(&q, 0, 0, nil); !ok {
+		t.Fatal("nothing is left")
+	}
+	wants(1, false, "it has a turn to come")
+	if _, _, ok, _ := s.Dequeue(&q, 0, 0, nil); ok {
+		t.Fatal("something is left")
+	}
+	wants(1, true, "its turn is over")
+	for i := range int32(8) { // the other queue has one of the eight flows, so the last of these has none of its own
+		s.Enqueue(&q, 2+i, 100, uint32(10+i), false, 0)
+	}
+	wants(99, false, "a packet waits that has no flow of its own")
+}

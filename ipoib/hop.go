@@ -82,12 +82,20 @@ func (f *Interface) unlearn(a netip.Addr, why neigh.ExpireReason) {
 
 func (f *Interface) udMTU() int { return mtu.Effective(f.deviceMTU, f.opt.udMTU()) }
 
+// sparseUDMTU is the largest packet that goes by UD beside a connection: what every path carries that connections use.
+// Over RC nothing is probed, and nothing would tell of larger ones that are lost.
+func sparseUDMTU() int { return basePathMTU.Octets() - encap.HeaderLen }
+
 // path returns how p is reached now.
 func (f *Interface) path(p *peer) nexthop.Path {
 	link := p.key
 	link.Flags = p.flags
 	if c := p.sending(); c != nil {
-		return nexthop.Path{Kind: nexthop.PathConn, Conn: c.id, Link: link, MTU: mtu.Effective(f.deviceMTU, c.mtu)}
+		path := nexthop.Path{Kind: nexthop.PathConn, Conn: c.id, Link: link, MTU: mtu.Effective(f.deviceMTU, c.mtu)}
+		if f.pathKnown(p.key.GID) {
+			path.UDMTU = min(path.MTU, f.udMTUTo(p), sparseUDMTU())
+		}
+		return path
 	}
 	kind := nexthop.PathUD
 	if f.mayDial(p) || !f.pathKnown(p.key.GID) {

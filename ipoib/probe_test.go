@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"ipoibcm/ib"
+	"ipoibcm/nexthop"
 	"ipoibcm/wire/encap"
 )
 
@@ -62,6 +63,9 @@ func TestProbesOverUC(t *testing.T) {
 			p := a.f.peers.byLink[b.link()]
 			if got := a.f.udMTUTo(p); got != tt.wantUD {
 				t.Errorf("datagrams of up to %d octets, want %d", got, tt.wantUD)
+			}
+			if path := a.f.path(p); path.Kind != nexthop.PathConn || path.UDMTU != 1020 {
+				t.Errorf("path %+v, want a connection, and 1020 octets by UD beside it", path)
 			}
 			lowered := a.counter("path_mtu_lowered") + b.counter("path_mtu_lowered")
 			if want := tt.want != ib.MTU4096; (lowered > 0) != want || lowered > 2 {

@@ -27,6 +27,8 @@ func (k PathKind) String() string {
 type Path struct {
 	Kind PathKind
 	Conn Conn           // PathConn
-	Link encap.LinkAddr // PathUD, PathGroup; PathConn: the peer, for reference
+	Link encap.LinkAddr // PathUD, PathGroup; PathConn: the peer
 	MTU  int
+	// UDMTU, for PathConn: packets of at most that many octets may go to Link over the UD QP instead. Zero: none.
+	UDMTU int
 }

@@ -163,6 +163,9 @@ func TestPingBesideTCP(t *testing.T) {
 	} else {
 		t.Logf("half of the pings took %v at most", p50)
 	}
+	if n := a.counter("datapath", "tx_sparse"); n < uint64(len(times))/2 {
+		t.Errorf("%d packets of sparse flows went by UD, want half of the %d pings at least", n, len(times))
+	}
 	// They are the only packets of their flow: nothing of them is too much.
 	if lost > 1 {
 		t.Errorf("%d of %d pings were lost, want one at most", lost, len(times))
