@@ -191,6 +191,9 @@ func (f *Interface) explainMode(p *peer, say func(string, ...any)) {
 		if f.deviceMTU < c.mtu {
 			say("limited by the device MTU of %d", f.deviceMTU)
 		}
+		if n := f.path(p).UDMTU; n > 0 {
+			say("while packets wait for it, those of sparse flows of up to %d octets go by UD", n)
+		}
 		if p.accept != nil {
 			say("the peer dials again; this connection stays until the new one is up")
 		}
