@@ -134,12 +134,13 @@ func (q *sendQ) post(items []sendItem, w *work, now int64) (taken int, gone bool
 	tail := q.tail.Load()
 	signal := q.mayHave.Load() / 8 // so that completions come in small steps
 	var all, unsignaled int64
+	var direct int32
 	for i := range n {
 		it := &items[i]
 		id := tail + uint64(i)
 		q.ring[id&uint64(len(q.ring)-1)] = it.slot
 		q.pool.posted[it.slot] = posted{it.n, it.set}
-		q.count(it.set, 1)
+		q.pool.count(it.set, 1, &direct)
 		w.sges[i] = verbs.SGE{Region: q.pool.region, Buf: q.pool.message(it.slot, int(it.n)-headerLen)}
 		wr := &w.wrs[i]
 		wr.ID, wr.Opcode, wr.Flags, wr.SG = id, verbs.Send, 0, w.sges[i:i+1:i+1]
@@ -154,6 +155,7 @@ func (q *sendQ) post(items []sendItem, w *work, now int64) (taken int, gone bool
 	}
 	// A completion may come before PostSend returns, so tail moves first.
 	q.inOctets.Add(all)
+	q.direct.Add(direct)
 	q.done.Lock()
 	q.limit.posted(tail+uint64(n)-1, int64(items[n-1].n), q.inOctets.Load(), now)
 	q.done.Unlock()
@@ -161,11 +163,13 @@ func (q *sendQ) post(items []sendItem, w *work, now int64) (taken int, gone bool
 	taken, err = q.qp.PostSend(w.wrs[:n])
 	if taken < n {
 		q.tail.Store(tail + uint64(taken))
+		direct = 0
 		for _, it := range items[taken:n] {
 			q.inOctets.Add(-int64(it.n))
-			q.count(it.set, -1)
+			q.pool.count(it.set, -1, &direct)
 			all -= int64(it.n)
 		}
+		q.direct.Add(direct)
 		if errors.Is(err, verbs.ErrQueueFull) {
 			err = nil
 		}
@@ -201,15 +205,17 @@ func (q *sendQ) complete(dst []int32, id uint64, now int64) []int32 {
 		return dst // of a QP that had this number before, or taken back already
 	}
 	var octets int64
+	var direct int32
 	for ; head <= id; head++ {
 		slot := q.ring[head&uint64(len(q.ring)-1)]
 		was := q.pool.posted[slot]
 		octets += int64(was.octets)
-		q.count(was.set, -1)
+		q.pool.count(was.set, -1, &direct)
 		dst = append(dst, slot)
 	}
 	q.head.Store(head)
 	q.inOctets.Add(-octets)
+	q.direct.Add(direct)
 	q.limit.completed(id, octets, now)
 	q.mayHave.Store(q.limit.limit())
 	q.rate.Store(q.limit.rate())
@@ -221,11 +227,13 @@ func (q *sendQ) complete(dst []int32, id uint64, now int64) []int32 {
 func (q *sendQ) takeBack() {
 	q.done.Lock()
 	defer q.done.Unlock()
+	var direct int32
 	for head := q.head.Load(); head < q.tail.Load(); head++ {
 		slot := q.ring[head&uint64(len(q.ring)-1)]
-		q.count(q.pool.posted[slot].set, -1)
+		q.pool.count(q.pool.posted[slot].set, -1, &direct)
 		q.pool.giveOne(slot)
 	}
+	q.direct.Add(direct)
 	q.head.Store(q.tail.Load())
 	q.inOctets.Store(0)
 	q.limit.reset()

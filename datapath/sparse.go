@@ -17,13 +17,13 @@ const (
 // flowSet returns which element of sendPool.flows counts the requests of a flow; it is not zero.
 func flowSet(hash uint32) uint16 { return uint16(1 + hash>>22) }
 
-// count adds n to the requests that are posted and not completed, of a flow whose packets had waited, or of others if
-// set is zero.
-func (q *sendQ) count(set uint16, n int32) {
+// count adds n to the number of requests posted and not completed of a flow whose packets had waited. If set is zero,
+// the flow is not known, and it adds n to direct, for the caller to add to q.direct.
+func (p *sendPool) count(set uint16, n int32, direct *int32) {
 	if set == 0 {
-		q.direct.Add(n)
+		*direct += n
 	} else {
-		q.pool.flows[set].Add(n)
+		p.flows[set].Add(n)
 	}
 }
 
