@@ -49,6 +49,7 @@ type conn struct {
 type path struct {
 	p    nexthop.Path
 	dp   *datapath.Path
+	ah   *handle               // that dp's target has; nil: none
 	seen datapath.PathCounters // when last accounted
 }
 
@@ -199,7 +200,7 @@ func (a *Agent) handle(gid ib.GID) (*handle, error) {
 func (a *Agent) readdress() {
 	old := a.ahs
 	a.ahs = map[ib.GID]*handle{}
-	a.retarget(1, func(nexthop.Path) bool { return true })
+	a.retarget(func(nexthop.Path) bool { return true })
 	a.loop.Barrier()
 	for _, h := range old {
 		h.ah.Destroy()
@@ -285,17 +286,19 @@ func (a *Agent) publishGroups(t *group.Table) {
 }
 
 func (a *Agent) setPath(hop netip.Addr, to nexthop.Path) {
-	target := a.targetOrDrop(hop, to)
-	a.ref(to, 1)
+	target, h := a.targetOrDrop(hop, to)
+	a.knowUD(to, 1)
 	p := a.paths[hop]
 	if p == nil {
-		a.paths[hop] = &path{p: to, dp: datapath.NewPath(0, target)}
-		return
+		p = &path{dp: datapath.NewPath(0, target)}
+		a.paths[hop] = p
+	} else {
+		a.countUD(p)
+		a.knowUD(p.p, -1)
+		p.dp.Set(target)
 	}
-	a.countUD(p)
-	a.ref(p.p, -1)
 	p.p = to
-	p.dp.Set(target)
+	p.use(h)
 }
 
 func (a *Agent) delPath(hop netip.Addr) {
@@ -304,73 +307,76 @@ func (a *Agent) delPath(hop netip.Addr) {
 		return
 	}
 	a.countUD(p)
-	a.ref(p.p, -1)
+	a.knowUD(p.p, -1)
+	p.use(nil)
 	delete(a.paths, hop)
 }
 
-// ref adds n to the number of users of p's address handle. If p leads to a peer's UD QP, it also adds n to
-// the number of such paths in the data path ([datapath.Loop.KnowUD]).
-func (a *Agent) ref(p nexthop.Path, n int) {
-	gid := p.Link.GID
+// knowUD adds n to the number of paths in the data path that lead to a peer's UD QP ([datapath.Loop.KnowUD]), if p
+// does.
+func (a *Agent) knowUD(p nexthop.Path, n int) {
 	if p.Kind == nexthop.PathUD {
-		a.loop.KnowUD(gid, p.Link.QPN, n)
-	}
-	a.refAH(p, n)
-}
-
-func (a *Agent) refAH(p nexthop.Path, n int) {
-	if h := a.ahs[p.Link.GID]; h != nil && usesAH(p) {
-		h.refs += n
+		a.loop.KnowUD(p.Link.GID, p.Link.QPN, n)
 	}
 }
 
-// usesAH reports whether packets take p by an address handle.
+// use notes that p's target has the address handle h, or none if that is nil.
+func (p *path) use(h *handle) {
+	if h != nil {
+		h.refs++
+	}
+	if p.ah != nil {
+		p.ah.refs--
+	}
+	p.ah = h
+}
+
+// usesAH reports whether packets take p by an address handle, if there is one.
 func usesAH(p nexthop.Path) bool {
 	return p.Kind == nexthop.PathUD || p.Kind == nexthop.PathGroup || p.Kind == nexthop.PathConn && p.UDMTU > 0
 }
 
-// targetOrDrop returns the target of p. If there is none, it returns one that drops packets and counts
-// them.
-func (a *Agent) targetOrDrop(hop netip.Addr, p nexthop.Path) datapath.Target {
-	t, err := a.target(p)
+// targetOrDrop returns the target of p, and the address handle in it. If there is no target, it returns one that
+// drops packets and counts them.
+func (a *Agent) targetOrDrop(hop netip.Addr, p nexthop.Path) (datapath.Target, *handle) {
+	t, h, err := a.target(p)
 	if err != nil {
 		a.log.Warn("cannot use path", "hop", hop, "err", err)
 		t = datapath.Target{Kind: datapath.Drop}
 	}
-	return t
+	return t, h
 }
 
-func (a *Agent) target(p nexthop.Path) (datapath.Target, error) {
-	t := datapath.Target{MTU: p.MTU}
+func (a *Agent) target(p nexthop.Path) (t datapath.Target, h *handle, err error) {
+	t.MTU = p.MTU
 	switch p.Kind {
 	case nexthop.PathMiss:
 		t.Kind = datapath.Miss
 	case nexthop.PathConn:
 		c := a.conns[p.Conn]
 		if c == nil {
-			return t, fmt.Errorf("connection %d is gone", p.Conn)
+			return t, nil, fmt.Errorf("connection %d is gone", p.Conn)
 		}
 		t.Kind, t.Conn = datapath.ToConn, c.dp
 		if p.UDMTU == 0 {
 			break
 		}
-		if to, err := a.handle(p.Link.GID); err == nil { // the connection does without
-			t.UD, t.UDMTU = a.dest(to.ah, p.Link.QPN), p.UDMTU
-		}
+		if h, err = a.handle(p.Link.GID); err == nil {
+			t.UD, t.UDMTU = a.dest(h.ah, p.Link.QPN), p.UDMTU
+		} // else the connection does without
 	case nexthop.PathUD, nexthop.PathGroup:
 		gid, qpn := p.Link.GID, p.Link.QPN
 		if p.Kind == nexthop.PathGroup {
 			qpn = ib.QPNMulticast
 		}
-		to, err := a.handle(gid)
-		if err != nil {
-			return t, fmt.Errorf("address handle for %s: %w", gid, err)
+		if h, err = a.handle(gid); err != nil {
+			return t, nil, fmt.Errorf("address handle for %s: %w", gid, err)
 		}
-		t.Kind, t.UD = datapath.ToUD, a.dest(to.ah, qpn)
+		t.Kind, t.UD = datapath.ToUD, a.dest(h.ah, qpn)
 	case nexthop.PathDrop:
 		t.Kind = datapath.Drop
 	}
-	return t, nil
+	return t, h, nil
 }
 
 // countUD adds to udUse what p has carried since the last call, if p leads to a UD neighbour. It must

@@ -170,18 +170,18 @@ func (a *Agent) usePath(path verbs.Path) {
 		return
 	}
 	delete(a.ahs, gid)
-	a.retarget(1, func(p nexthop.Path) bool { return p.Link.GID == gid })
+	a.retarget(func(p nexthop.Path) bool { return p.Link.GID == gid })
 	a.loop.Barrier()
 	old.ah.Destroy()
 }
 
-// retarget makes new targets for those paths with an address handle for which the function returns true. It
-// adds refs to the numbers of users of their address handles.
-func (a *Agent) retarget(refs int, which func(nexthop.Path) bool) {
+// retarget makes new targets for those paths with an address handle for which the function returns true.
+func (a *Agent) retarget(which func(nexthop.Path) bool) {
 	for hop, p := range a.paths {
 		if usesAH(p.p) && which(p.p) {
-			p.dp.Set(a.targetOrDrop(hop, p.p))
-			a.refAH(p.p, refs)
+			target, h := a.targetOrDrop(hop, p.p)
+			p.dp.Set(target)
+			p.use(h)
 		}
 	}
 }
@@ -192,7 +192,7 @@ func (a *Agent) setQKey(k ib.QKey) {
 	if err := a.loop.SetQKey(k); err != nil && !errors.Is(err, datapath.ErrClosed) {
 		a.udDied = fmt.Sprintf("Q_Key %v: %v", k, err) // tried again
 	}
-	a.retarget(0, func(nexthop.Path) bool { return true })
+	a.retarget(func(nexthop.Path) bool { return true })
 }
 
 // attach makes the UD QP receive a group.
