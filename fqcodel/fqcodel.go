@@ -148,11 +148,10 @@ func (s *Scheduler) Enqueue(q *Queue, id int32, octets int, hash uint32, ecn boo
 // set has no free flow or q.own has packets. With sets so few hashes share a flow that a SYN hardly
 // ever waits behind a stream (as in CAKE, Høiland-Jørgensen et al., 2018).
 func (s *Scheduler) flowOf(q *Queue, hash uint32) *flow {
-	n := min(flowWays, len(s.flows))
-	at := int(uint64(hash)*uint64(len(s.flows)/n)>>32) * n
 	var free *flow
-	for i := range n {
-		switch f := &s.flows[at+i]; {
+	set := s.set(hash)
+	for i := range set {
+		switch f := &set[i]; {
 		case f.owner == q && f.hash == hash:
 			return f
 		case f.owner == nil && (free == nil || f.hash == hash):
@@ -168,13 +167,19 @@ func (s *Scheduler) flowOf(q *Queue, hash uint32) *flow {
 	return free
 }
 
+// set returns the flows among which the one with that hash is looked for.
+func (s *Scheduler) set(hash uint32) []flow {
+	n := min(flowWays, len(s.flows))
+	at := int(uint64(hash)*uint64(len(s.flows)/n)>>32) * n
+	return s.flows[at : at+n]
+}
+
 // Sparse reports whether the flow of q with that hash has no packet waiting and no turn to come: the next packet
 // of it would have the first turn.
 func (s *Scheduler) Sparse(q *Queue, hash uint32) bool {
-	n := min(flowWays, len(s.flows))
-	at := int(uint64(hash)*uint64(len(s.flows)/n)>>32) * n
-	for i := range n {
-		if f := &s.flows[at+i]; f.owner == q && f.hash == hash {
+	set := s.set(hash)
+	for i := range set {
+		if f := &set[i]; f.owner == q && f.hash == hash {
 			return false
 		}
 	}
