@@ -169,7 +169,7 @@ func (s *segment) end() {
 		}
 		if err == nil && s.Failed() {
 			lines := strings.Split(strings.TrimSpace(string(b)), "\n")
-			s.Logf("end of the log of %s:\n%s", h.Name, strings.Join(lines[max(0, len(lines)-120/len(s.hosts)):], "\n"))
+			s.Logf("end of the log of %s:\n%s", h.Name, strings.Join(lines[max(0, len(lines)-600/len(s.hosts)):], "\n"))
 		}
 		if h.agent != nil {
 			if s.Failed() {

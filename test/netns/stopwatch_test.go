@@ -100,10 +100,27 @@ func (s *segment) queued() map[int]threadTimes {
 	}
 	for _, d := range s.daemons {
 		if !d.dead {
-			by[d.cmd.Process.Pid] = queued(d.cmd.Process.Pid)
+			for _, pid := range family(d.cmd.Process.Pid) {
+				by[pid] = queued(pid)
+			}
 		}
 	}
 	return by
+}
+
+// family returns a process and all that have come from it: keepalived does its work in a child.
+func family(pid int) []int {
+	all := []int{pid}
+	files, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, f := range files {
+		b, _ := os.ReadFile(f) // fails if the thread has ended
+		for _, word := range strings.Fields(string(b)) {
+			if child, err := strconv.Atoi(word); err == nil {
+				all = append(all, family(child)...)
+			}
+		}
+	}
+	return all
 }
 
 // queued returns that of a process (Documentation/scheduler/sched-stats.rst of the kernel).
@@ -152,17 +169,18 @@ func TestStopwatch(t *testing.T) {
 	s := &segment{T: t, ctx: t.Context()}
 	start := func(script string) {
 		d := &daemon{cmd: exec.Command("taskset", "-c", strconv.Itoa(one), "sh", "-c", script)}
+		d.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 		if err := d.cmd.Start(); err != nil {
 			t.Skipf("taskset (util-linux): %v", err)
 		}
 		t.Cleanup(func() {
-			_ = syscall.Kill(d.cmd.Process.Pid, syscall.SIGKILL)
+			_ = syscall.Kill(-d.cmd.Process.Pid, syscall.SIGKILL)
 			_ = d.cmd.Wait()
 		})
 		s.daemons = append(s.daemons, d)
 	}
 	start("while :; do :; done")
-	start("while :; do :; done") // on the same processor
+	start("while :; do :; done & wait") // on the same processor, in a child
 	w := s.stopwatch()
 	for end := time.Now().Add(patience); ; time.Sleep(pollEvery) {
 		if _, waited := w.read(); waited > 100*time.Millisecond {
@@ -173,11 +191,11 @@ func TestStopwatch(t *testing.T) {
 		}
 	}
 	for _, d := range s.daemons {
-		s.must(syscall.Kill(d.cmd.Process.Pid, syscall.SIGSTOP))
+		s.must(syscall.Kill(-d.cmd.Process.Pid, syscall.SIGSTOP))
 	}
 	before := s.queued()
-	if n := len(before); n != 2 {
-		t.Errorf("%d programs were looked at, want 2", n)
+	if n := len(before); n != 3 {
+		t.Errorf("%d processes were looked at, want 3", n)
 	}
 	s.eventually(patience, "processes that are stopped wait for no processor", func() error {
 		last := before
