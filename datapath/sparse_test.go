@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"ipoibcm/ib"
@@ -25,16 +26,42 @@ type busyConn struct {
 	read [2]int          // how many arrived has returned of each
 }
 
-// newBusyConn has flow 1 send more packets than may be posted.
+// newBusyConn has flow 1 send more packets than may be posted. Flows 2 to 6 are counted in other sets.
 func newBusyConn(t *testing.T) *busyConn {
+	return newBusyConnOf(t, seedOf(func(sets []uint16) bool { return !slices.Contains(sets[1:], sets[0]) }))
+}
+
+func newBusyConnOf(t *testing.T, s seed) *busyConn {
 	a, b := still(t, 256)
 	k := &busyConn{t: t, a: a, b: b, tun: a.tun, to: []*tuntest.Fake{b.tun}}
-	k.start()
+	k.start(s)
 	return k
 }
 
-func (k *busyConn) start() {
+// seedOf returns a seed for which the sets in which flows 1 to 6 are counted are as ok wants them.
+func seedOf(ok func(sets []uint16) bool) seed {
+	for i := uint64(0); ; i++ {
+		r := rand.New(rand.NewPCG(i, 0))
+		var b backlog
+		for j := range b.seed {
+			b.seed[j] = r.Uint64()
+		}
+		var sets []uint16
+		for flow := range byte(6) {
+			sets = append(sets, flowSet(b.hash(numbered("10.9.0.2", 1+flow, 0, 100))))
+		}
+		if ok(sets) {
+			return b.seed
+		}
+	}
+}
+
+// start begins with s as the seed of the hashes.
+func (k *busyConn) start(s seed) {
 	t := k.t
+	for _, th := range k.a.threads {
+		th.backlog.seed = s
+	}
 	var p *Path
 	k.c, k.qp, p = slowed(t, k.a, k.b, "10.9.0.2")
 	p.Set(Target{Kind: ToConn, Conn: k.c, UD: k.a.udTo(k.b), UDMTU: 1400})
@@ -104,6 +131,16 @@ func TestSparseFlowsPassBy(t *testing.T) {
 	k.send(3, 2, 100) // the two before are posted
 	expect.Equal(t, fmt.Sprint(k.arrived()), "[]", "what arrives behind a posted packet")
 	expect.Equal(t, k.a.Counters().TxSparse, uint64(2), "TxSparse at the end")
+}
+
+// A flow that is counted in one set with another waits while anything of that one is posted.
+func TestFlowsThatShareASet(t *testing.T) {
+	k := newBusyConnOf(t, seedOf(func(sets []uint16) bool { return sets[1] == sets[0] && sets[2] != sets[0] }))
+	waits := k.c.Counters().Backlog
+	k.send(2, 0, 100)
+	k.send(3, 0, 100)
+	expect.Equal(t, fmt.Sprint(k.arrived()), "[3/0]", "what arrives")
+	expect.Equal(t, k.c.Counters().Backlog, waits+1, "packets that wait for the connection")
 }
 
 // backlogHas reports whether a packet of the flow waits for c.
@@ -205,7 +242,7 @@ func TestSparseFlowsOfAnotherThread(t *testing.T) {
 	b, other := idleHost(t, w, 2, 256)
 	connect(t, a, b, ib.RC) // on the first thread
 	k := &busyConn{t: t, a: a, b: b, tun: second, to: []*tuntest.Fake{b.tun, other}}
-	k.start()
+	k.start(seedOf(func(sets []uint16) bool { return sets[1] != sets[0] && sets[2] != sets[0] }))
 	if k.c.th == a.udq.th {
 		t.Fatal("the connection is on the thread of the UD QP")
 	}
