@@ -519,7 +519,9 @@ func underlayReplaced(t *testing.T, threads int) {
 func TestUnderlayReplacedAtOnce(t *testing.T) {
 	own(t)
 	// The link-local addresses of two devices are two GIDs.
-	must(t, os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("1"), 0o644))
+	const noIPv6 = "/proc/sys/net/ipv6/conf/default/disable_ipv6"
+	must(t, os.WriteFile(noIPv6, []byte("1"), 0o644))
+	t.Cleanup(func() { must(t, os.WriteFile(noIPv6, []byte("0"), 0o644)) })
 	addr, _ := netlink.ParseAddr("10.98.0.1/24")
 	made := func(name, peer string) *netlink.Veth {
 		l := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name, MTU: 4000}, PeerName: peer}
