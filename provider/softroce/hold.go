@@ -16,13 +16,17 @@ const (
 	// holdMax bounds one wait that holds the P. The runtime ends the wait by a signal
 	// when it needs the P, but the process may have switched these signals off.
 	holdMax = 20 * time.Millisecond
+	// waitMax bounds all other waits. With Go 1.26 a thread that enters a system call just when the
+	// runtime stops the world keeps its P, and the whole process stands still until the call returns, or
+	// for up to a minute: entersyscall looks for that before others can see that it is in the call.
+	waitMax = time.Second
 )
 
 // holding counts the threads of this process that hold a P while they wait.
 var holding atomic.Int32
 
 // poll waits until one of fds is ready, for at most limit if that is positive. It may return
-// earlier: after a signal, after holdMax, or when a timer of the thread is due.
+// earlier: after a signal, after holdMax or waitMax, or when a timer of the thread is due.
 //
 // A wait that Go's runtime knows of gives the P (the right to run Go code) back after a
 // while. To get one again takes longer than the wake-up itself, because the runtime's
@@ -45,11 +49,11 @@ func (r *receiver) poll(fds []unix.PollFd, limit time.Duration) error {
 			limit = next
 		}
 	}
-	var timeout *unix.Timespec
-	if limit > 0 {
-		ts := unix.NsecToTimespec(int64(limit))
-		timeout = &ts
+	if limit <= 0 {
+		limit = waitMax
 	}
+	ts := unix.NsecToTimespec(int64(limit))
+	timeout := &ts
 	if !hold {
 		_, err := unix.Ppoll(fds, timeout, nil)
 		return err

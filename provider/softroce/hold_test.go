@@ -4,6 +4,9 @@ import (
 	"fmt"
 	"runtime"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"ipoibcm/ib"
 	"ipoibcm/internal/expect"
@@ -123,5 +126,35 @@ func checkOffload(t *testing.T, o verbs.Offload, name, why string) {
 	expect.Equal(t, o.On, why == "", "%s: On where the reason against it is %q", name, why)
 	if o.Why != why {
 		t.Errorf("%s: Why is %q, want %q", name, o.Why, why)
+	}
+}
+
+// A wait ends although nothing comes: waitMax says why.
+func TestWaitsEnd(t *testing.T) {
+	fd, err := unix.Eventfd(0, unix.EFD_NONBLOCK)
+	must(t, err)
+	defer unix.Close(fd)
+	r := &receiver{dev: &Device{}, th: &thread{}}
+	ended := make(chan error, 1)
+	go func() {
+		err := unix.EINTR // by the runtime
+		for err == unix.EINTR {
+			if e := r.poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 0); e == nil {
+				err = 0
+			} else {
+				err = e.(unix.Errno)
+			}
+		}
+		ended <- err
+	}()
+	select {
+	case err := <-ended:
+		if err != unix.Errno(0) {
+			t.Error(err)
+		}
+	case <-time.After(20 * waitMax):
+		_, err := unix.Write(fd, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+		must(t, err)
+		t.Errorf("a wait for nothing took more than %v, want about %v", 20*waitMax, waitMax)
 	}
 }
