@@ -27,7 +27,7 @@ type stopwatch struct {
 	stolen time.Duration
 	late   time.Duration // by how much this test's own waits took longer than they should
 	own    bool          // this process is one of the programs: it sends or receives what is measured
-	rtnl   atomic.Int64  // how long requests of withRTNL have taken, in ns
+	rtnl   atomic.Int64  // how long requests of watchRTNL have taken, in ns
 }
 
 func (s *segment) stopwatch() *stopwatch {
@@ -40,13 +40,14 @@ func (w *stopwatch) withTest() *stopwatch {
 	return w
 }
 
-// withRTNL returns w, which from now on counts as waiting how long the kernel takes for requests that change
+// watchRTNL counts as waiting, until stop is called, how long the kernel takes for requests that change
 // nothing. A program that adds an address waits as long. The lock for that is one of all namespaces,
 // and who holds it, in another test, may not run because others have the processors.
-func (w *stopwatch) withRTNL(h *host) *stopwatch {
+func (w *stopwatch) watchRTNL(h *host) (stop func()) {
 	ctx, cancel := context.WithCancel(w.s.ctx)
-	w.s.Cleanup(cancel)
+	done := make(chan struct{})
 	go func() {
+		defer close(done)
 		for ctx.Err() == nil {
 			began := time.Now()
 			err := h.Up("lo")
@@ -57,12 +58,12 @@ func (w *stopwatch) withRTNL(h *host) *stopwatch {
 			time.Sleep(pollEvery)
 		}
 	}()
-	return w
+	return func() { cancel(); <-done }
 }
 
 // read returns how long it has been, and how much of that was waiting for a processor: in each program that
 // of the thread that waited longest, because threads wait side by side, and that of all programs together,
-// because they wait for each other; and for the kernel's lock (withRTNL).
+// because they wait for each other; and for the kernel's lock (watchRTNL).
 func (w *stopwatch) read() (took, waited time.Duration) {
 	took, waited = time.Since(w.began), w.late+stolen()-w.stolen+time.Duration(w.rtnl.Load())
 	now := w.s.queued()

@@ -53,7 +53,8 @@ func (p *vrrpPair) vrrp(h *host) {
 // host, and tells how long each took.
 func (p *vrrpPair) serves(what string, within time.Duration, want *ear) {
 	p.Helper()
-	w := p.stopwatch().withRTNL(p.client)
+	w := p.stopwatch()
+	defer w.watchRTNL(p.client)()
 	for _, dst := range []string{"10.0.0.100", "fd00::100"} {
 		p.eventuallyBy(w, max(within, patience), what+": "+want.host.Name+" serves "+dst, func() error {
 			id, err := p.mouth.say(netip.MustParseAddr(dst))
