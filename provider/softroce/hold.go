@@ -53,13 +53,12 @@ func (r *receiver) poll(fds []unix.PollFd, limit time.Duration) error {
 		limit = waitMax
 	}
 	ts := unix.NsecToTimespec(int64(limit))
-	timeout := &ts
 	if !hold {
-		_, err := unix.Ppoll(fds, timeout, nil)
+		_, err := unix.Ppoll(fds, &ts, nil)
 		return err
 	}
 	begun := time.Now()
-	n, _, errno := unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(unsafe.SliceData(fds))), uintptr(len(fds)), uintptr(unsafe.Pointer(timeout)), 0, 0, 0)
+	n, _, errno := unix.RawSyscall6(unix.SYS_PPOLL, uintptr(unsafe.Pointer(unsafe.SliceData(fds))), uintptr(len(fds)), uintptr(unsafe.Pointer(&ts)), 0, 0, 0)
 	if errno != 0 {
 		return errno
 	}
