@@ -15,17 +15,19 @@ endif
 VERSION ?= $(shell git describe --tags --dirty 2>/dev/null)
 COMMIT  ?= $(shell git describe --always --dirty --abbrev=40 --exclude '*' 2>/dev/null)
 LDFLAGS = -X main.version=$(VERSION) -X main.commit=$(COMMIT)
+# Without gRPC's page of its requests, which runs templates: TestNoTemplates says what that saves.
+TAGS = grpcnotrace
 
 .PHONY: build cni ibverbs packages demo test test-long mutants race fuzz bench bench-full stress cores explore sim scale soak service chaos cluster flood oracle nightly interop interop-full architectures specs pictures dashboard clean
 
 build: ## one static binary, bin/ipoibcmd
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -o bin/ipoibcmd ./cmd/ipoibcmd
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -tags $(TAGS) -o bin/ipoibcmd ./cmd/ipoibcmd
 
 cni: ## the CNI plugin, bin/ipoibcm
 	CGO_ENABLED=0 $(GO) build -trimpath -o bin/ipoibcm ./cmd/ipoibcm-cni
 
 ibverbs: ## bin/ipoibcmd-ibverbs, which has provider ibverbs too; needs a C compiler and libibverbs-dev
-	CGO_ENABLED=1 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -tags ibverbs -o bin/ipoibcmd-ibverbs ./cmd/ipoibcmd
+	CGO_ENABLED=1 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -tags ibverbs,$(TAGS) -o bin/ipoibcmd-ibverbs ./cmd/ipoibcmd
 
 packages: ## deb, rpm and container image into bin/packages, with the same octets each time; ARCH=arm64 for another machine, VERSION=1.2 for a release
 	$(GO) run ./internal/packages $(if $(ARCH),-arch $(ARCH)) $(if $(filter command line,$(origin VERSION)),-version $(VERSION))

@@ -16,8 +16,10 @@ import (
 	"strings"
 	"syscall"
 	"time"
+	"unicode"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"ipoibcm/control"
 	"ipoibcm/sandbox"
@@ -153,11 +155,34 @@ func newRoot() *cobra.Command {
 	root.InitDefaultHelpCmd()
 	root.InitDefaultCompletionCmd()
 	exampleCompletion(root)
-	root.SetUsageTemplate(strings.ReplaceAll(root.UsageTemplate(), ".FlagUsages ",
-		fmt.Sprintf(".FlagUsagesWrapped %d ", defaultWidth)))
+	wrapFlags(root)
 	strict(root)
 	complete(root)
 	return root
+}
+
+// wrapFlags has the library write the flags of root, and of all commands below it, in lines of defaultWidth. A
+// template could say so too, but a program that runs templates keeps every exported method of every type
+// that it makes, because a template may name any of them.
+func wrapFlags(root *cobra.Command) {
+	usage := root.UsageFunc()
+	root.SetUsageFunc(func(cmd *cobra.Command) error {
+		var text strings.Builder
+		out := cmd.OutOrStderr()
+		cmd.SetOut(&text)
+		err := usage(cmd)
+		cmd.SetOut(out)
+		wrapped := text.String()
+		for _, flags := range []*pflag.FlagSet{cmd.LocalFlags(), cmd.InheritedFlags()} {
+			if flags.HasAvailableFlags() {
+				long := strings.TrimRightFunc(flags.FlagUsages(), unicode.IsSpace)
+				short := strings.TrimRightFunc(flags.FlagUsagesWrapped(defaultWidth), unicode.IsSpace)
+				wrapped = strings.Replace(wrapped, long, short, 1)
+			}
+		}
+		_, werr := io.WriteString(out, wrapped)
+		return errors.Join(err, werr)
+	})
 }
 
 // strict makes wrong arguments of cmd, and of all commands below it, usage errors. The library itself

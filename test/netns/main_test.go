@@ -49,7 +49,7 @@ func testMain(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	program = filepath.Join(dir, "ipoibcmd")
-	build := exec.Command("go", "build", "-o", program, "ipoibcm/cmd/ipoibcmd")
+	build := exec.Command("go", "build", "-tags", "grpcnotrace", "-o", program, "ipoibcm/cmd/ipoibcmd")
 	if raceDetector {
 		build.Args = slices.Insert(build.Args, 2, "-race")
 	} else {
