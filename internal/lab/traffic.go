@@ -286,7 +286,9 @@ func send(conn *net.TCPConn, t *Transfer, octets int64, d time.Duration) error {
 	if err := conn.CloseWrite(); err != nil {
 		return err
 	}
-	mss(conn, t)
+	if info, err := TCPInfo(conn); err == nil {
+		t.MSS, t.Retrans = int(info.Snd_mss), int(info.Total_retrans)
+	}
 	var done [1]byte
 	if _, err := io.ReadFull(conn, done[:]); err != nil {
 		return fmt.Errorf("wait for the receiver: %w", err)
@@ -322,17 +324,16 @@ func receive(ln *net.TCPListener, hash bool) (n int64, digest [32]byte, err erro
 	return n, digest, err
 }
 
-// mss fills in t.MSS and t.Retrans from TCP_INFO of the sender's kernel.
-func mss(conn *net.TCPConn, t *Transfer) {
+// TCPInfo asks the kernel of conn's socket for its TCP_INFO.
+func TCPInfo(conn *net.TCPConn) (info *unix.TCPInfo, err error) {
 	raw, err := conn.SyscallConn()
 	if err != nil {
-		return
+		return nil, err
 	}
-	raw.Control(func(fd uintptr) {
-		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO); err == nil {
-			t.MSS, t.Retrans = int(info.Snd_mss), int(info.Total_retrans)
-		}
+	control := raw.Control(func(fd uintptr) {
+		info, err = unix.GetsockoptTCPInfo(int(fd), unix.IPPROTO_TCP, unix.TCP_INFO)
 	})
+	return info, errors.Join(control, err)
 }
 
 // Multicast joins group on the device devTo of the host to. It then sends a datagram of

@@ -3,6 +3,7 @@ package netns
 import (
 	"bytes"
 	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -42,7 +43,7 @@ func TestREADME(t *testing.T) {
 	bin, err := filepath.Abs(program)
 	s.must(err)
 	s.must(os.Symlink(bin, filepath.Join(s.dir, "ipoibcmd")))
-	// Whoever reads README has talked to the other host before he looks at status.
+	// Whoever reads README sees run start, and has talked to the other host, before he looks at status.
 	talked := filepath.Join(s.dir, "talked")
 	script := "set -e\nmount -t tmpfs none /run\n" + commands[0] + " 2>" + a.path(".log") + " &\n" +
 		"trap \"kill $!; wait\" EXIT\n" +
@@ -60,6 +61,10 @@ func TestREADME(t *testing.T) {
 	s.must(a.Start(c))
 	a.reach(b.v4)
 	a.ping(b.v4, 60000, false)
+	s.eventually(patience, "the agent to have started", func() error {
+		log, err := os.ReadFile(a.path(".log"))
+		return errors.Join(err, containsAll(string(log), `msg="interface up"`))
+	})
 	s.must(os.WriteFile(talked, nil, 0o600))
 	_ = c.Wait()
 	t.Logf("%s", &out)

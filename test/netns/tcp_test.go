@@ -3,6 +3,7 @@ package netns
 import (
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"testing"
@@ -36,8 +37,8 @@ func TestFirstPacketIsSYN(t *testing.T) {
 			for _, what := range []string{"first packet", "after an idle teardown"} {
 				a.noConns()
 				b.noConns()
-				if got := a.send(b, tt.dst(b), 256<<20).MSS; got != tt.mss {
-					t.Errorf("%s: MSS %d, want %d", what, got, tt.mss)
+				if err := a.sendUntilMSS(b, tt.dst(b), tt.mss); err != nil {
+					t.Errorf("%s: %v", what, err)
 				}
 				a.paired(b, "RC")
 			}
@@ -45,6 +46,45 @@ func TestFirstPacketIsSYN(t *testing.T) {
 				t.Error("no connection was closed for being idle")
 			}
 		})
+	}
+}
+
+// sendUntilMSS sends by one TCP connection to dst, an address of to, until its MSS is want.
+func (h *host) sendUntilMSS(to *host, dst netip.Addr, want int) error {
+	ln, err := lab.In(to.Host, func() (net.Listener, error) {
+		return net.Listen("tcp", netip.AddrPortFrom(dst, 0).String())
+	})
+	if err != nil {
+		return err
+	}
+	defer ln.Close()
+	go func() {
+		if c, err := ln.Accept(); err == nil {
+			defer c.Close()
+			_, _ = io.Copy(io.Discard, c)
+		}
+	}()
+	conn, err := lab.In(h.Host, func() (net.Conn, error) { return net.DialTimeout("tcp", ln.Addr().String(), patience) })
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	end := time.Now().Add(patience)
+	_ = conn.SetDeadline(end)
+	buf := make([]byte, 1<<20)
+	for {
+		if _, err := conn.Write(buf); err != nil {
+			return err
+		}
+		info, err := lab.TCPInfo(conn.(*net.TCPConn))
+		switch {
+		case err != nil:
+			return err
+		case int(info.Snd_mss) == want:
+			return nil
+		case time.Now().After(end):
+			return fmt.Errorf("MSS %d, want %d", info.Snd_mss, want)
+		}
 	}
 }
 
