@@ -53,6 +53,10 @@ type opTable struct {
 	Allocations float64 `json:"allocations"`
 }
 
+// minSetups is how many connections one machine should set up in a second of processor time. Machines
+// differ: the table shows it, and no test decides by it.
+const minSetups = 20_000
+
 // maxConnField is the most neighbours of which each is given a connection.
 const maxConnField = 10_000
 
@@ -161,7 +165,7 @@ func (r report) String() string {
 	b.WriteByte('\n')
 	table(&b, head, rows)
 	b.WriteByte('\n')
-	table(&b, []string{fmt.Sprintf("set-ups in a second of processor time, %d connections (bound %d)",
+	table(&b, []string{fmt.Sprintf("set-ups in a second of processor time, %d connections (%d wanted)",
 		maxConnField, minSetups), ""}, [][]string{
 		{"one machine, the REQ is its own", fmt.Sprintf("%.0f", r.Setups.Ours)},
 		{"one machine, the REQ is the peer's", fmt.Sprintf("%.0f", r.Setups.Theirs)},

@@ -1,6 +1,7 @@
 package scale
 
 import (
+	"runtime"
 	"slices"
 	"syscall"
 	"testing"
@@ -96,9 +97,8 @@ func TestSteps(t *testing.T) {
 	t.Logf("median Step %v among %d neighbours, %v among %d", quick, few, slow, many)
 }
 
-// minSetups is how many connections one machine must be able to set up in a second of
-// processor time.
-const minSetups = 20_000
+// maxSetupAllocs bounds the allocations of one set-up by one machine, the script of its peers included.
+const maxSetupAllocs = 200
 
 // cpu returns the processor time that the process has used.
 func cpu() time.Duration {
@@ -111,10 +111,13 @@ func cpu() time.Duration {
 
 // setups returns the processor time that one machine takes to set up one of n
 // connections with peers it knows, by REQs of its own or of theirs: its half of the
-// exchange, the script of the peers and the collection of garbage included.
-func setups(tb testing.TB, n int, ours bool) time.Duration {
+// exchange, the script of the peers and the collection of garbage included. It also returns how many
+// allocations that takes.
+func setups(tb testing.TB, n int, ours bool) (each time.Duration, allocs float64) {
 	c := newCrowd(tb, crowdOptions(n))
 	c.meetOnly(n)
+	var m0, m1 runtime.MemStats
+	runtime.ReadMemStats(&m0)
 	before := cpu()
 	for i := range n {
 		if ours {
@@ -124,37 +127,49 @@ func setups(tb testing.TB, n int, ours bool) time.Duration {
 		}
 	}
 	d := cpu() - before
+	runtime.ReadMemStats(&m1)
 	if got := c.m.Status().Conns; got != n {
 		tb.Fatalf("%d connections, want %d", got, n)
 	}
-	return d / time.Duration(n)
+	return d / time.Duration(n), float64(m1.Mallocs-m0.Mallocs) / float64(n)
 }
 
 // perSecond returns the median rate of some runs.
 func perSecond(tb testing.TB, n int, ours bool) float64 {
 	var ds []time.Duration
 	for range 5 {
-		ds = append(ds, setups(tb, n, ours))
+		d, _ := setups(tb, n, ours)
+		ds = append(ds, d)
 	}
 	return float64(time.Second) / float64(median(ds))
 }
 
+// TestSetups: a set-up takes so many allocations at most, and among 10,000 others about as long as
+// among 100.
 func TestSetups(t *testing.T) {
 	long.Only(t)
 	if raceDetector {
 		t.Skip("is about speed")
 	}
+	const few, many, tries = 100, maxConnField, 10
 	for _, ours := range []bool{true, false} {
-		var rate float64
-		for range 10 { // somebody else may be using the processor's caches
-			if rate = max(rate, perSecond(t, 1000, ours)); rate >= minSetups {
+		for try := 1; ; try++ {
+			quick, fewAllocs := setups(t, few, ours)
+			slow, manyAllocs := setups(t, many, ours)
+			if max(fewAllocs, manyAllocs) > maxSetupAllocs {
+				t.Errorf("REQs of ours %v: %.0f allocations among %d, %.0f among %d, want %d at most", ours, fewAllocs, few,
+					manyAllocs, many, maxSetupAllocs)
+			}
+			t.Logf("REQs of ours %v: %v and %.1f allocations among %d, %v and %.1f among %d", ours, quick, fewAllocs, few,
+				slow, manyAllocs, many)
+			if slow <= maxRatio*quick {
+				break
+			}
+			if try == tries {
+				t.Errorf("REQs of ours %v: a set-up among %d others takes %v, among %d %v: more than %d times as long, %d times "+
+					"in a row", ours, few, quick, many, slow, maxRatio, tries)
 				break
 			}
 		}
-		if rate < minSetups {
-			t.Errorf("%.0f connections are set up in a second of processor time (REQs of ours: %v), want %d", rate,
-				ours, minSetups)
-		}
-		t.Logf("%.0f set-ups in a second of processor time (REQs of ours: %v)", rate, ours)
 	}
 }
