@@ -21,9 +21,9 @@ var architectures = []string{"386", "amd64", "arm", "arm64", "loong64", "mips64l
 // and a number that does not fit one is the most common mistake.
 const narrow = "386"
 
-// notNarrow are the packages whose tests are not run as programs of narrow: they build and
-// install packages, which are made for other architectures, and tools of this one.
-var notNarrow = []string{"test/packaging", "test/cni"}
+// notNarrow are the packages whose tests are not run as programs of narrow: those of the last use tools of
+// this architecture.
+var notNarrow = slices.Concat(fromSource, []string{"test/cni"})
 
 // emulated are the architectures whose tests run in QEMU's user mode: one where an int
 // has 32 bits, one with instructions of its own for CRC-32, and one where the high

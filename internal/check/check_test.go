@@ -248,14 +248,14 @@ func TestWatchdog(t *testing.T) {
 
 func TestGroup(t *testing.T) {
 	g := group([]string{"ipoibcm/agent", "ipoibcm/cm", "ipoibcm/test/interop", "ipoibcm/test/interop/guest",
-		"ipoibcm/test/netns", "ipoibcm/test/sim"})
-	if want := []string{"ipoibcm/test/sim", "ipoibcm/agent", "ipoibcm/cm"}; !slices.Equal(g.unit, want) {
+		"ipoibcm/test/netns", "ipoibcm/test/sim", "ipoibcm/test/arch"})
+	if want := []string{"ipoibcm/test/sim", "ipoibcm/test/arch", "ipoibcm/agent", "ipoibcm/cm"}; !slices.Equal(g.unit, want) {
 		t.Errorf("unit %v, want %v", g.unit, want)
 	}
 	if want := []string{"ipoibcm/agent"}; !slices.Equal(g.concurrent, want) || !slices.Equal(g.clocked, want) {
 		t.Errorf("concurrent %v, clocked %v, want %v", g.concurrent, g.clocked, want)
 	}
-	if want := []string{"ipoibcm/test/sim", "ipoibcm/cm"}; !slices.Equal(g.pure, want) {
+	if want := []string{"ipoibcm/test/sim", "ipoibcm/test/arch", "ipoibcm/cm"}; !slices.Equal(g.pure, want) {
 		t.Errorf("pure %v, want %v", g.pure, want)
 	}
 	if want := []string{"ipoibcm/cm"}; !slices.Equal(g.pureThreads, want) {
@@ -265,7 +265,7 @@ func TestGroup(t *testing.T) {
 		t.Errorf("netns %v, want %v", g.netns, want)
 	}
 	// The names are those of packages that there are.
-	for _, dir := range slices.Concat(slowest, concurrentPackages, networkPackages) {
+	for _, dir := range slices.Concat(slowest, concurrentPackages, networkPackages, oneGoroutine, fromSource) {
 		if _, err := os.Stat(filepath.Join("..", "..", dir)); err != nil {
 			t.Error(err)
 		}

@@ -311,6 +311,10 @@ var networkPackages = []string{"cmd/ipoibcmd", "internal/simfabric", "membership
 // nothing. With it they take five minutes.
 var oneGoroutine = []string{"test/sim"}
 
+// fromSource are packages whose tests read source, or build and install programs: neither the race detector
+// nor another architecture changes what they see. They take minutes each time.
+var fromSource = []string{"test/packaging", "test/arch", "internal/mutants"}
+
 // group sorts the packages of the tree.
 func group(packages []string) (g grouping) {
 	for _, p := range packages {
@@ -327,7 +331,7 @@ func group(packages []string) (g grouping) {
 			g.clocked = append(g.clocked, p)
 		default:
 			g.pure = append(g.pure, p)
-			if !slices.Contains(oneGoroutine, dir) {
+			if !slices.Contains(oneGoroutine, dir) && !slices.Contains(fromSource, dir) {
 				g.pureThreads = append(g.pureThreads, p)
 			}
 		}

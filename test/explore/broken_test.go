@@ -8,6 +8,9 @@ import (
 // Every rule that matters, broken: the search must find a state in which it
 // shows, within the bounds given here and no more.
 func TestBroken(t *testing.T) {
+	if raceDetector {
+		t.Skip("its searches run as those of TestExplore, and without the race detector too")
+	}
 	with := func(hosts []host, a, b *fault) []host {
 		hosts[0].fault, hosts[1].fault = a, b
 		return hosts

@@ -3,6 +3,8 @@ package explore
 import (
 	"math/rand/v2"
 	"testing"
+
+	"ipoibcm/internal/long"
 )
 
 // A search goes on from copies of states. A copy behaves as what it was made
@@ -10,6 +12,7 @@ import (
 // every other choice tried at each step, lead to the same prints as walks by
 // one world that is never copied.
 func TestSnapshots(t *testing.T) {
+	long.OneGoroutine(t)
 	for seed := range uint64(40) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		s := worlds(true)[seed%uint64(len(worlds(true)))]
