@@ -175,25 +175,35 @@ func (s *sprayer) learn(ctx context.Context, a *lab.Agent) error {
 	}
 }
 
-// destinations measures the cost of very many destinations behind one gateway.
+// destinations measures the cost of very many destinations behind one gateway, and what they cost the
+// sender's program and the two kernels alone.
 func (b *bench) destinations(ctx context.Context) error {
 	for round := range b.rounds {
-		if err := b.destRound(ctx, round); err != nil {
-			return err
+		for _, contender := range []string{raw, oursRC} {
+			if err := b.destRound(ctx, contender, round); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-func (b *bench) destRound(ctx context.Context, round int) error {
-	b.say("round %d of %d: %d destinations", round+1, b.rounds, manyDests)
-	m, err := b.newMesh(ctx, oursRC, meshKind{at: setupPlace, size: 2, veth: true, traffic: family4})
+func (b *bench) destRound(ctx context.Context, contender string, round int) error {
+	b.say("round %d of %d: %d destinations, %s", round+1, b.rounds, manyDests, contender)
+	m, err := b.newMesh(ctx, contender, meshKind{at: setupPlace, size: 2, veth: true, traffic: family4})
 	if err != nil {
 		return err
 	}
 	defer m.close()
 	from, to := m.hosts[meshSender], m.hosts[meshPeer]
-	if err := errors.Join(from.AddRoute("ibcm0", behind.String(), m.addrs[meshPeer].String()),
+	dev := "ibcm0"
+	if contender == raw {
+		dev = "eth0" // whose addresses may be of IPv6
+		if err := errors.Join(from.AddAddr(dev, m.inner(meshSender)), to.AddAddr(dev, m.inner(meshPeer))); err != nil {
+			return err
+		}
+	}
+	if err := errors.Join(from.AddRoute(dev, behind.String(), addr(m.inner(meshPeer)).String()),
 		to.AddAddr("lo", behind.String())); err != nil {
 		return err
 	}
@@ -202,10 +212,16 @@ func (b *bench) destRound(ctx context.Context, round int) error {
 		return err
 	}
 	m.onClose(s.close)
-	return b.destMeasure(ctx, m, s, round)
+	if contender != raw {
+		if err := b.destLearn(ctx, m, s); err != nil {
+			return err
+		}
+	}
+	return b.destGoodput(m, s, round)
 }
 
-func (b *bench) destMeasure(ctx context.Context, m *mesh, s *sprayer, round int) error {
+// destLearn measures what it costs an agent to learn all destinations.
+func (b *bench) destLearn(ctx context.Context, m *mesh, s *sprayer) error {
 	agent := m.agents[meshSender]
 	before, err := readMemory(ctx, agent)
 	if err != nil {
@@ -226,6 +242,12 @@ func (b *bench) destMeasure(ctx context.Context, m *mesh, s *sprayer, round int)
 	if err != nil {
 		return err
 	}
+	b.r.add(m.key(testLearned, learnRate), "/s", manyDests/(learned-cpu).Seconds())
+	b.r.add(m.key(testLearned, perDest), "octets", (after.resident-before.resident)/manyDests)
+	return nil
+}
+
+func (b *bench) destGoodput(m *mesh, s *sprayer, round int) error {
 	d := b.transferTime(0)
 	if _, err := s.goodput(1, d/4); err != nil { // the very first transfer is slower than others
 		return err
@@ -244,7 +266,5 @@ func (b *bench) destMeasure(ctx context.Context, m *mesh, s *sprayer, round int)
 		}
 		b.r.add(m.key(testDests, o.variant), "Mb/s", mbps)
 	}
-	b.r.add(m.key(testLearned, learnRate), "/s", manyDests/(learned-cpu).Seconds())
-	b.r.add(m.key(testLearned, perDest), "octets", (after.resident-before.resident)/manyDests)
 	return nil
 }
