@@ -21,7 +21,7 @@ var architectures = []string{"386", "amd64", "arm", "arm64", "loong64", "mips64l
 // and a number that does not fit one is the most common mistake.
 const narrow = "386"
 
-// notNarrow are the packages whose tests are not run as programs of narrow: those of the last use tools of
+// notNarrow are the packages whose tests are not run as programs of narrow. Those of test/cni use tools of
 // this architecture.
 var notNarrow = slices.Concat(fromSource, []string{"test/cni"})
 

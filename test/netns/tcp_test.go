@@ -64,10 +64,11 @@ func (h *host) sendUntilMSS(to *host, dst netip.Addr, want int) error {
 			_, _ = io.Copy(io.Discard, c)
 		}
 	}()
-	conn, err := lab.In(h.Host, func() (net.Conn, error) { return net.DialTimeout("tcp", ln.Addr().String(), patience) })
+	c, err := lab.In(h.Host, func() (net.Conn, error) { return net.DialTimeout("tcp", ln.Addr().String(), patience) })
 	if err != nil {
 		return err
 	}
+	conn := c.(*net.TCPConn)
 	defer conn.Close()
 	end := time.Now().Add(patience)
 	_ = conn.SetDeadline(end)
@@ -76,7 +77,7 @@ func (h *host) sendUntilMSS(to *host, dst netip.Addr, want int) error {
 		if _, err := conn.Write(buf); err != nil {
 			return err
 		}
-		info, err := lab.TCPInfo(conn.(*net.TCPConn))
+		info, err := lab.TCPInfo(conn)
 		switch {
 		case err != nil:
 			return err

@@ -60,6 +60,16 @@ const minSetups = 20_000
 // maxConnField is the most neighbours of which each is given a connection.
 const maxConnField = 10_000
 
+// perSecond returns the median rate of some runs.
+func perSecond(tb testing.TB, n int, ours bool) float64 {
+	var ds []time.Duration
+	for range 5 {
+		d, _ := setups(tb, n, ours)
+		ds = append(ds, d)
+	}
+	return float64(time.Second) / float64(median(ds))
+}
+
 func measure(tb testing.TB, n int) figures {
 	out := figures{Neighbours: n, OctetsNeighbour: perNeighbour(tb, n)}
 	if n <= maxConnField {

@@ -134,16 +134,6 @@ func setups(tb testing.TB, n int, ours bool) (each time.Duration, allocs float64
 	return d / time.Duration(n), float64(m1.Mallocs-m0.Mallocs) / float64(n)
 }
 
-// perSecond returns the median rate of some runs.
-func perSecond(tb testing.TB, n int, ours bool) float64 {
-	var ds []time.Duration
-	for range 5 {
-		d, _ := setups(tb, n, ours)
-		ds = append(ds, d)
-	}
-	return float64(time.Second) / float64(median(ds))
-}
-
 // TestSetups: a set-up takes so many allocations at most, and among 10,000 others about as long as
 // among 100.
 func TestSetups(t *testing.T) {
