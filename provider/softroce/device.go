@@ -328,7 +328,7 @@ func (d *Device) CreateQP(init verbs.QPInit) (verbs.QP, error) {
 	cfg := engine.Config{
 		Transport: init.Transport, SendDepth: init.SendDepth, RecvDepth: init.RecvDepth,
 		MaxSendSGE: init.MaxSendSGE, MaxRecvSGE: init.MaxRecvSGE,
-		Memory: &d.mem, Buffers: &d.early, Sink: q, Window: d.opts.window(), WindowOctets: d.opts.windowOctets(), MaxWindowOctets: maxWindow, AckWithin: ackWithin, MaxUDPayload: d.opts.maxUDPayload(), ECN: d.opts.ECN,
+		Memory: &d.mem, Buffers: &d.early, Sink: q, Window: d.opts.window(), WindowOctets: d.opts.windowOctets(), MaxWindowOctets: maxWindow, AckWithin: ackWithin, MaxUDPayload: d.opts.maxUDPayload(), ECN: d.opts.ECN, Ahead: true,
 	}
 	if init.SRQ != nil {
 		s, ok := init.SRQ.(*srq)

@@ -195,9 +195,13 @@ func (q *qp) flushPath(now time.Time) {
 			b.wait(q)
 			break
 		}
+		group := s.batches(q.path) && q.eng.MayGroup()
 		n := q.eng.Output(sc.pkts[:], now)
 		if n == 0 {
 			break
+		}
+		if group {
+			engine.Group(sc.pkts[:n], sc.last[:])
 		}
 		s.send(sc, q.path, sc.pkts[:n])
 	}

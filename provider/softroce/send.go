@@ -46,7 +46,8 @@ const smallPacket = 256
 
 // A scratch is the memory of one sendmsg call.
 type scratch struct {
-	pkts  [maxSegments]engine.Packet // for Output of RC and UC
+	pkts  [maxSegments]engine.Packet     // for Output of RC and UC
+	last  [maxSegments / 2]engine.Packet // for Group
 	iov   [sendIOVs]unix.Iovec
 	niov  int
 	arena [maxSegments * (smallPacket + roce.ICRCLen)]byte // what is not payload, and small packets, in order
@@ -99,7 +100,7 @@ func (s *sender) send(sc *scratch, p *path, pkts []engine.Packet) (tooBig []engi
 			pkts = pkts[1:]
 			continue
 		}
-		if s.gso && !single && !s.dev.isOff(gso) && p.mayBatch() {
+		if !single && s.batches(p) {
 			n = batchLen(p, pkts)
 		}
 		errno := s.sendBatch(sc, p, pkts[:n])
@@ -121,6 +122,9 @@ func (s *sender) send(sc *scratch, p *path, pkts []engine.Packet) (tooBig []engi
 	}
 	return nil
 }
+
+// batches reports whether packets on p may share a call.
+func (s *sender) batches(p *path) bool { return s.gso && !s.dev.isOff(gso) && p.mayBatch() }
 
 // refusesBatch reports whether a batch that fails like this may pass packet by
 // packet.

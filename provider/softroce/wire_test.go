@@ -605,3 +605,56 @@ func TestNoAllocation(t *testing.T) {
 		t.Errorf("%v allocations per message", n)
 	}
 }
+
+// Messages of two packets of one length leave in two calls once the peer is known to keep early packets, and
+// in as many as there are packets while UDP_SEGMENT is off.
+func TestGroupedMessages(t *testing.T) {
+	for _, v4 := range []bool{false, true} {
+		t.Run(fmt.Sprintf("IPv4 %v", v4), func(t *testing.T) {
+			a, b := vethPair(t, 1500, v4, nil)
+			const n, size = 32, 1432
+			x, y := newEnd(t, a, ib.RC, n, size), newEnd(t, b, ib.RC, n, size)
+			connect(x, y)
+			send := func(msgs int) (calls uint64) {
+				t.Helper()
+				var recvs []verbs.RecvWR
+				var sends []verbs.SendWR
+				for i := range msgs {
+					recvs = append(recvs, verbs.RecvWR{ID: uint64(i), SG: y.sge(i, size)})
+					sends = append(sends, verbs.SendWR{SG: x.sge(i, size)})
+				}
+				sends[msgs-1].Flags = verbs.Signaled
+				_, err := y.qp.PostRecv(recvs)
+				must(t, err)
+				calls = counter(a, "tx_calls")
+				_, err = x.qp.PostSend(sends)
+				must(t, err)
+				for i := range msgs {
+					wc := y.next()
+					expect.MustEqual(t, wc.Status, verbs.Success, "Status of receive %d", i)
+					expect.MustEqual(t, wc.ID, uint64(i), "ID of receive %d", i)
+					expect.MustEqual(t, wc.ByteLen, size, "ByteLen of receive %d", i)
+				}
+				if wc := x.next(); wc.Status != verbs.Success {
+					t.Fatalf("sent %+v", wc)
+				}
+				return counter(a, "tx_calls") - calls
+			}
+			for i := range x.region.Buf {
+				x.region.Buf[i] = byte(i / 7)
+			}
+			send(1) // its ACK says that b keeps early packets
+			expect.Equal(t, send(n), 2, "calls for %d messages of two packets", n)
+			expect.Equal(t, counter(b, "rc_ahead"), n-1, "packets that came ahead")
+			if !bytes.Equal(x.region.Buf[:n*size], y.region.Buf[:n*size]) {
+				t.Error("what arrived is not what was sent")
+			}
+			a.SetOffload("gso", false)
+			expect.Equal(t, send(n), 2*n, "calls without UDP_SEGMENT")
+			expect.Equal(t, counter(b, "rc_ahead"), n-1, "packets that came ahead")
+			for _, d := range []string{"rc_naks_in", "rc_retransmits"} {
+				expect.Equal(t, counter(a, d), 0, "%s", d)
+			}
+		})
+	}
+}

@@ -58,6 +58,7 @@ type Counters struct {
 	RNRIn       uint64             `name:"rnr_in"`
 	Duplicates  uint64             `name:"duplicates"` // packets taken before
 	Early       uint64             `name:"early"`      // packets kept because others were missing
+	Ahead       uint64             `name:"ahead"`      // packets kept that the peer has sent before earlier ones, see Group
 	CEIn        uint64             `name:"ce_in"`      // packets taken that had a CE mark
 	CNPsOut     uint64             `name:"cnps_out"`
 	CNPsIn      uint64             `name:"cnps_in"`

@@ -19,6 +19,8 @@ const (
 	// NAK can make a peer send all later packets again. Several missing in a row count as lost
 	// at once.
 	patiencePackets, patienceTime = 8, 300 * time.Microsecond
+	// aheadTime is how long packets may wait that are marked with sentAhead.
+	aheadTime = 10 * time.Millisecond
 	// lateTime is how late a single overtaken packet may arrive without the mark of a packet
 	// sent again. After that the packets that overtook it count as forged.
 	lateTime = 20 * time.Millisecond
@@ -41,12 +43,13 @@ const (
 // mark it is taken only after a gap of one packet, and for no longer than lateTime.
 // docs/adr/0023 has the rest.
 type earlyBuffer struct {
-	slots  [][]byte // found by PSN: BTH through pad, and room for the ICRC
+	slots  [][]byte // found by PSN: BTH through pad, three octets, and the ECN codepoint
 	n      int
 	octets int
 
 	single bool      // one packet is missing before those kept
 	beyond bool      // some were dropped, for which there was no room
+	ahead  bool      // some were marked with sentAhead: what is missing follows
 	since  time.Time // when the first of those kept arrived, or the gap before this one closed
 	behind int       // packets since then
 	told   ib.PSN    // end of the gap for which a NAK was sent last
@@ -65,9 +68,9 @@ func (e *earlyBuffer) has(psn ib.PSN) bool {
 	return b != nil && roce.BTH(b).PSN() == psn
 }
 
-// keep keeps a packet that is d ahead of the expected one and is not kept yet. It reports
-// whether there was room.
-func (e *earlyBuffer) keep(pkt *roce.Packet, d int, bufs Buffers) bool {
+// keep keeps a packet with the ECN codepoint ecn that is d ahead of the expected one and is not
+// kept yet. It reports whether there was room.
+func (e *earlyBuffer) keep(pkt *roce.Packet, ecn uint8, d int, bufs Buffers) bool {
 	n := len(pkt.Covered) + roce.ICRCLen
 	taken := d < len(e.slots) && *e.slot(pkt.BTH.PSN()) != nil // by a packet that a READ has overtaken
 	if taken || d >= earlyPackets || d >= max(nearRing, sparseRing/2*(e.n+1)) || e.octets+n > earlyOctets {
@@ -81,6 +84,7 @@ func (e *earlyBuffer) keep(pkt *roce.Packet, d int, bufs Buffers) bool {
 		e.grow(d)
 	}
 	copy(b, pkt.Covered)
+	b[n-1] = ecn
 	*e.slot(pkt.BTH.PSN()) = b
 	e.n, e.octets = e.n+1, e.octets+n
 	return true
@@ -160,7 +164,7 @@ func samePacket(a, b []byte) bool {
 }
 
 // receiveEarly takes a request packet that is d ahead of the expected one.
-func (q *QP) receiveEarly(pkt *roce.Packet, d int, now time.Time) DropReason {
+func (q *QP) receiveEarly(pkt *roce.Packet, ecn uint8, d int, now time.Time) DropReason {
 	r := &q.rsp
 	e := &r.early
 	psn := pkt.BTH.PSN()
@@ -179,24 +183,33 @@ func (q *QP) receiveEarly(pkt *roce.Packet, d int, now time.Time) DropReason {
 		return DropSequence
 	}
 	first := e.n == 0
-	if !e.keep(pkt, d, q.cfg.Buffers) {
+	if !e.keep(pkt, ecn, d, q.cfg.Buffers) {
 		e.beyond = true
 		if !r.waiting {
 			q.nakGap()
 		}
 		return DropSequence
 	}
-	q.count.Early++
-	e.behind++
 	if first {
-		e.since, e.behind, e.single, e.beyond = now, 1, d == 1, false
+		e.since, e.behind, e.single, e.beyond = now, 0, d == 1, false
+	}
+	patience := patienceTime
+	if q.cfg.Ahead && pkt.BTH.Reserved() == sentAhead {
+		e.ahead = true
+		if e.single {
+			patience = aheadTime
+		}
+		q.count.Ahead++
+	} else {
+		e.behind++
+		q.count.Early++
 	}
 	switch {
 	case r.waiting:
-	case !e.single, e.behind >= patiencePackets:
+	case !e.ahead && (!e.single || e.behind >= patiencePackets):
 		q.nakGap()
-	case e.nakAt.IsZero():
-		e.nakAt = now.Add(patienceTime)
+	case e.nakAt.IsZero(), now.Add(patience).Before(e.nakAt):
+		e.nakAt = now.Add(patience)
 	}
 	return NoDrop
 }
@@ -205,7 +218,7 @@ func (q *QP) receiveEarly(pkt *roce.Packet, d int, now time.Time) DropReason {
 func (q *QP) nakGap() {
 	r := &q.rsp
 	e := &r.early
-	e.nakAt, e.told = time.Time{}, r.epsn.Add(e.span(r.epsn))
+	e.nakAt, e.told, e.ahead = time.Time{}, r.epsn.Add(e.span(r.epsn)), false
 	if e.n == 0 {
 		e.told, e.beyond = r.epsn, false
 	}
@@ -219,6 +232,10 @@ func (q *QP) receiveKept(again, asked bool, now time.Time) {
 	r := &q.rsp
 	e := &r.early
 	if !again && !(e.single && now.Sub(e.since) <= lateTime) {
+		if e.ahead && !e.has(r.epsn) {
+			e.nakAt = now.Add(patienceTime)
+			return
+		}
 		q.dropEarly()
 		return
 	}
@@ -231,7 +248,7 @@ func (q *QP) receiveKept(again, asked bool, now time.Time) {
 		var pkt roce.Packet
 		taken, doubt := false, pkt.Parse(b) != nil || !q.follows(&pkt)
 		if !doubt {
-			taken = q.takeRequest(&pkt) == NoDrop
+			taken = q.takeMarked(&pkt, b[len(b)-1], now) == NoDrop
 		}
 		q.freeEarly(b)
 		if !taken || q.state == verbs.StateError {
@@ -247,12 +264,16 @@ func (q *QP) receiveKept(again, asked bool, now time.Time) {
 	case e.n == 0 && e.beyond:
 		q.nakGap()
 	case e.n == 0:
+		e.ahead = false
 	case asked && r.epsn.Before(e.told):
 		r.waiting = true // the rest is on its way
 	case again, e.gap(r.epsn) > 1:
 		e.single = e.gap(r.epsn) == 1
-		e.since = now
-		q.nakGap()
+		if e.since = now; e.ahead {
+			e.nakAt = now.Add(patienceTime)
+		} else {
+			q.nakGap()
+		}
 	default:
 		e.since, e.nakAt = now, now.Add(patienceTime)
 	}

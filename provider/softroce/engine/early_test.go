@@ -193,7 +193,7 @@ func TestEarlySlotIsTaken(t *testing.T) {
 		if err := pkt.Parse(b); err != nil {
 			t.Fatal(err)
 		}
-		return e.keep(&pkt, ahead, bufs)
+		return e.keep(&pkt, notECT, ahead, bufs)
 	}
 	if !keep(3, 3) {
 		t.Fatal("the first packet was not kept")

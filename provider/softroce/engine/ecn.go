@@ -26,12 +26,15 @@ const (
 )
 
 // Flags of an ACK, in the reserved bits of the BTH, which other implementations send as zero
-// and ignore (IBA volume 1, 9.2.4). answersCE: this responder reports CE marks. heardECT: an
+// and ignore (IBA volume 1, 9.2.4). keepsEarly: this responder keeps request packets that arrive
+// early, and knows their marks sentAgain and sentAhead. answersCE: this responder reports CE marks. heardECT: an
 // ECN-capable request packet has arrived since the last ACK. heardCE: so has one with a CE mark.
 const (
 	answersCE = 0x40
 	heardECT  = 0x20
 	heardCE   = 0x10
+
+	keepsEarly = 0x08
 )
 
 const (

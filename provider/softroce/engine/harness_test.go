@@ -125,9 +125,13 @@ func (p *pair) other(e *end) *end {
 // output returns what e sends now, as octets from BTH through the ICRC's place.
 func (p *pair) output(e *end) (out [][]byte) {
 	for {
+		group := e.MayGroup()
 		n := e.Output(e.pkts[:], p.now)
 		if n == 0 {
 			return out
+		}
+		if group {
+			Group(e.pkts[:n], make([]Packet, n/2))
 		}
 		for i := range e.pkts[:n] {
 			b := e.pkts[i].Append(nil)

@@ -91,6 +91,8 @@ type Config struct {
 	AckWithin int
 	// ECN says which packets leave ECN-capable.
 	ECN ECNMode
+	// Ahead has the ACKs of an RC QP say that its peer may group packets, see [Group].
+	Ahead bool
 	// MaxUDPayload is the largest UD payload in octets. Zero means 4096.
 	MaxUDPayload int
 }

@@ -53,12 +53,17 @@ type requester struct {
 	missing missing
 	cwnd    congestionWindow
 	ecn     ecnRequester
-	ours    bool // the peer knows sentAgain: a NAK of it has given the length of a gap
+	ours    bool // the peer knows sentAgain: it has said keepsEarly, or the length of a gap in a NAK
+	ahead   bool // the peer knows sentAhead: an ACK of it has said keepsEarly
 }
 
-// sentAgain marks a request packet that was sent before, in the reserved bits of the BTH.
-// It shows the peer that the later packets that it has kept are genuine.
-const sentAgain = 1
+// Marks of a request packet, in the reserved bits of the BTH, for peers that know them. sentAgain:
+// it was sent before, which shows the peer that the later packets that it has kept are genuine.
+// sentAhead: the packet before it follows at once, see [QP.Group].
+const (
+	sentAgain = 1
+	sentAhead = 2
+)
 
 // A missing is the range of packets that the last NAK asked for, if the peer keeps the packets
 // behind them.

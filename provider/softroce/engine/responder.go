@@ -69,7 +69,7 @@ func (q *QP) receiveRequest(pkt *roce.Packet, ecn uint8, now time.Time) DropReas
 	psn := pkt.BTH.PSN()
 	switch d := psn.Sub(r.epsn); {
 	case d > 0:
-		return q.receiveEarly(pkt, d, now)
+		return q.receiveEarly(pkt, ecn, d, now)
 	case d < 0 && pkt.Op.IsReadRequest():
 		return q.repeatRead(pkt)
 	case d < 0:
@@ -77,15 +77,21 @@ func (q *QP) receiveRequest(pkt *roce.Packet, ecn uint8, now time.Time) DropReas
 		return duplicate
 	}
 	asked := r.waiting
-	r.ecn.packet = ecn == ce
-	reason := q.takeRequest(pkt)
-	if reason == NoDrop {
-		q.heard(ecn, now)
-	}
+	reason := q.takeMarked(pkt, ecn, now)
 	if e := &r.early; e.n > 0 && reason == NoDrop && q.state != verbs.StateError {
 		q.receiveKept(pkt.BTH.Reserved() == sentAgain, asked, now)
 	} else if e.n > 0 {
 		q.dropEarly()
+	}
+	return reason
+}
+
+// takeMarked takes the packet that is expected, which has the ECN codepoint ecn.
+func (q *QP) takeMarked(pkt *roce.Packet, ecn uint8, now time.Time) DropReason {
+	q.rsp.ecn.packet = ecn == ce
+	reason := q.takeRequest(pkt)
+	if reason == NoDrop {
+		q.heard(ecn, now)
 	}
 	return reason
 }
@@ -333,12 +339,17 @@ func (q *QP) UrgeAck() { q.rsp.urged = q.rsp.ackPending }
 
 // putAck makes an ACK or a NAK. Other implementations ignore the reserved bits of the
 // BTH. In a sequence NAK they hold the number of packets to send again (see gapOf), in
-// an ACK the flags about CE marks (see answersCE).
+// an ACK keepsEarly and the flags about CE marks (see answersCE).
 func (q *QP) putAck(p *Packet, s roce.Syndrome, psn ib.PSN) {
 	roce.PutBTH(p.Header[:], roce.BTHFields{Opcode: roce.RCAck, PKey: q.attr.PKey, DestQPN: q.attr.DestQPN, PSN: psn})
 	said := q.gapOf(s, psn)
-	if s.IsACK() && q.cfg.ECN != ECNOff {
-		said = q.rsp.ecn.tells()
+	if s.IsACK() {
+		if q.cfg.ECN != ECNOff {
+			said = q.rsp.ecn.tells()
+		}
+		if q.cfg.Ahead {
+			said |= keepsEarly
+		}
 	}
 	roce.BTH(p.Header[:]).SetReserved(said)
 	roce.PutAETH(p.Header[roce.BTHLen:], s, q.rsp.msn)
