@@ -44,11 +44,7 @@ func (q *QP) receiveAck(pkt *roce.Packet, now time.Time) DropReason {
 		q.ackTo(psn, now)
 		q.learnMSN(pkt.AETH().MSN())
 		q.ackMissing()
-		said := pkt.BTH.Reserved()
-		if said&keepsEarly != 0 {
-			r.ours, r.ahead = true, true
-		}
-		q.ecnAcked(said, r.una.Sub(una), flight)
+		q.ackSays(pkt.BTH.Reserved(), r.una.Sub(una), flight)
 	case s.IsRNR():
 		q.count.RNRIn++
 		if !r.rnrDeadline.IsZero() {

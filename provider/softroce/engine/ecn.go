@@ -175,6 +175,15 @@ func (q *QP) reduce(flight, least int) {
 	q.count.Reductions++
 }
 
+// ackSays handles said, the flags of an ACK. The ACK has acknowledged n packets; flight is how many were in
+// flight before.
+func (q *QP) ackSays(said uint8, n, flight int) {
+	if said&keepsEarly != 0 {
+		q.req.ours, q.req.ahead = true, true
+	}
+	q.ecnAcked(said, n, flight)
+}
+
 // ecnAcked handles said, the flags of an ACK. The ACK has acknowledged n packets; flight is how
 // many were in flight before.
 func (q *QP) ecnAcked(said uint8, n, flight int) {

@@ -59,7 +59,7 @@ type requester struct {
 
 // Marks of a request packet, in the reserved bits of the BTH, for peers that know them. sentAgain:
 // it was sent before, which shows the peer that the later packets that it has kept are genuine.
-// sentAhead: the packet before it follows at once, see [QP.Group].
+// sentAhead: the packet before it follows at once, see [Group].
 const (
 	sentAgain = 1
 	sentAhead = 2
