@@ -199,6 +199,8 @@ func (a *Agent) frame(f *datapath.Frame) {
 			ev.Conn = a.byQPN[f.Conn.QP().QPN()]
 		}
 		a.step(ev)
+	case datapath.RXSender:
+		a.step(ipoib.Sender{IP: f.Data})
 	case datapath.TXStale:
 		if flow, ok := ip.FlowOf(f.Data, a.loop.Dests().Fields); ok {
 			a.step(ipoib.FIBEvent{Event: fib.Stale{Flow: flow}})

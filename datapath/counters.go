@@ -57,6 +57,7 @@ type Counts[C any] struct {
 	TxSparse       C `name:"tx_sparse"`       // packets of sparse flows that went by UD, past those that waited for their connection
 	TxMoved        C `name:"tx_moved"`        // packets that waited for one QP and followed their path to another
 	FloodFilters   C `name:"flood_filters"`   // floods of UD data that the provider was asked to keep away
+	RxSenders      C `name:"rx_senders"`      // RXSender frames: times that the source of many UD packets was to be looked up
 	RepostFailures C `name:"repost_failures"` // times receive buffers could not be posted again at once
 }
 

@@ -56,7 +56,7 @@ func TestFloodFilter(t *testing.T) {
 			return
 		}
 		reached[name]++
-		if l.allowData(now, p.gid, p.qpn) {
+		if l.allowData(now, p.gid, p.qpn, anyFrame) {
 			passed[name]++
 		}
 	}
@@ -133,7 +133,7 @@ func TestFloodFilterIsBounded(t *testing.T) {
 	s.begin(1)
 	for round := range 3 {
 		for i := range 3 * maxReturning {
-			l.allowData(int64(1+round), ib.GID{0xfe, 0x80, 14: byte(i >> 8), 15: byte(i)}, 9)
+			l.allowData(int64(1+round), ib.GID{0xfe, 0x80, 14: byte(i >> 8), 15: byte(i)}, 9, anyFrame)
 		}
 	}
 	if n := len(s.returning); n != maxReturning {
@@ -146,7 +146,7 @@ func TestFloodFilterIsBounded(t *testing.T) {
 		t.Errorf("after %v without a datagram %d are let through and %d remembered, want none",
 			time.Duration(returningFor), len(known), len(s.returning))
 	}
-	if n := testing.AllocsPerRun(1000, func() { l.allowData(1, ib.GID{0xfe, 0x80, 15: 9}, 9) }); n != 0 {
+	if n := testing.AllocsPerRun(1000, func() { l.allowData(1, ib.GID{0xfe, 0x80, 15: 9}, 9, anyFrame) }); n != 0 {
 		t.Errorf("%v allocations, want none", n)
 	}
 }
@@ -186,7 +186,7 @@ func TestKeepFloodFilter(t *testing.T) {
 		l.data.flood.met = ratelimit.NewMemory([2]uint64{0x243f6a8885a308d3, 0x13198a2e03707344})
 		flood := func() {
 			for i := range 20_000 {
-				l.allowData(nanotime(), ib.GID{0xfe, 0x80, 13: 1, 14: byte(i >> 8), 15: byte(i)}, 9)
+				l.allowData(nanotime(), ib.GID{0xfe, 0x80, 13: 1, 14: byte(i >> 8), 15: byte(i)}, 9, anyFrame)
 			}
 		}
 		l.KnowUD(ib.GID{1}, 1, 1)

@@ -22,12 +22,13 @@ const (
 	RXND                       // ICMPv6 133 to 137, on any QP
 	RXCM                       // a CM message in-band, on the UD QP
 	RXProbe                    // a probe of a path's MTU, or the answer to one, on any QP
+	RXSender                   // the start of an IP packet on the UD QP, enough for [ip.FlowOf]: its source sends many, and we send nothing to it
 )
 
 // String names k.
 func (k FrameKind) String() string {
 	return [...]string{"tx-miss", "tx-no-route", "tx-too-big", "tx-stale", "tx-control", "rx-arp", "rx-nd",
-		"rx-cm", "rx-probe"}[min(k, RXProbe)]
+		"rx-cm", "rx-probe", "rx-sender"}[min(k, RXSender)]
 }
 
 // data reports whether k comes from a data packet. Such frames may fill only their share of the

@@ -9,6 +9,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/ratelimit"
 	"ipoibcm/wire/encap"
+	"ipoibcm/wire/ip"
 	"ipoibcm/wire/mad"
 	"ipoibcm/wire/nd"
 )
@@ -30,6 +31,12 @@ var dataRate = ratelimit.Options{Unknown: 2048, Returning: 32768, Source: dataSh
 
 const dataShare = 16384
 
+// A source that sends senderRate packets of such data in a second is handed up ([RXSender]), at most
+// twice a second: the control plane looks for a path to it, and then its data is no flood any more.
+const senderRate = 1024
+
+var senderAsks = ratelimit.Options{Unknown: 16, Returning: 64, Source: 1}
+
 // limiters keep floods out of the ring up.
 type limiters struct {
 	resolve, resolved *ratelimit.Limiter // ARP and ND: requests, answers
@@ -45,6 +52,9 @@ type dataLimits struct {
 	limiter *ratelimit.Limiter
 	shares  *ratelimit.Shares
 
+	senders *ratelimit.Shares  // finds the sources that send senderRate
+	asks    *ratelimit.Limiter // bounds how often they are handed up
+
 	last      udPeer // the source that was looked up last,
 	lastKnown bool   // and whether udPeers had it
 	lastGen   uint64 // at this generation of udPeers
@@ -54,7 +64,7 @@ type dataLimits struct {
 
 func newDataLimits() *dataLimits {
 	return &dataLimits{limiter: ratelimit.New(dataRate, limiterKeys()), shares: ratelimit.NewShares(limiterKeys()),
-		flood: newFloodFilter()}
+		senders: ratelimit.NewShares(limiterKeys()), asks: ratelimit.New(senderAsks, limiterKeys()), flood: newFloodFilter()}
 }
 
 // A udPeer is a queue pair that UD packets come from.
@@ -99,7 +109,7 @@ func (l *Loop) passDatagram(src ib.GID, qpn ib.QPN, frame []byte) bool {
 			l.data.turnAway(nanotime(), src, qpn)
 		}
 		return false
-	case !data || l.allowData(nanotime(), src, qpn):
+	case !data || l.allowData(nanotime(), src, qpn, frame):
 		return true
 	}
 	l.c.RxUDFlood.Add(1)
@@ -122,11 +132,23 @@ func isData(frame []byte) bool {
 	return false
 }
 
-// allowData reports whether an IP packet may go to the TUN. It always may if we send to its source
-// by UD. Otherwise the source must be within its share, and the limits of all sources must allow
-// it.
-func (l *Loop) allowData(now int64, src ib.GID, qpn ib.QPN) bool {
-	g, u, k := l.data, &l.udPeers, udPeer{src, qpn}
+// allowData reports whether the IP packet in a frame may go to the TUN. It always may if we send to
+// its source by UD. Otherwise the source must be within its share, and the limits of all sources must
+// allow it. allowData hands up a source that sends many.
+func (l *Loop) allowData(now int64, src ib.GID, qpn ib.QPN, frame []byte) bool {
+	ok, many := l.data.allow(&l.udPeers, now, src, qpn)
+	if many {
+		l.c.RxSenders.Add(1)
+		pkt := frame[headerLen:]
+		l.handUp(Frame{Kind: RXSender, Type: encap.EtherType(binary.BigEndian.Uint16(frame)), Data: pkt[:ip.FlowLen(pkt)],
+			SrcGID: src, SrcQPN: qpn})
+	}
+	return ok
+}
+
+// allow is allowData without frames. many says to hand up the source.
+func (g *dataLimits) allow(u *udPeers, now int64, src ib.GID, qpn ib.QPN) (ok, many bool) {
+	k := udPeer{src, qpn}
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if gen := u.gen.Load(); k != g.last || gen != g.lastGen {
@@ -136,18 +158,19 @@ func (l *Loop) allowData(now int64, src ib.GID, qpn ib.QPN) bool {
 		g.last, g.lastKnown, g.lastGen = k, known, gen
 	}
 	if g.lastKnown {
-		return true
+		return true, false
 	}
 	if src.IsZero() { // no GRH: the QPN is all there is
 		binary.BigEndian.PutUint32(src[12:], uint32(qpn))
 	}
+	many = !g.senders.Take(now, src, senderRate) && g.asks.Allow(now, src)
 	inShare := g.shares.Take(now, src, dataShare)
 	g.flood.saw(now, k, inShare)
 	if inShare && g.limiter.Allow(now, src) {
-		return true
+		return true, many
 	}
 	g.flood.refused(now)
-	return false
+	return false, many
 }
 
 // turnAway notes in the flood filter a datagram that is refused because its source is not allowed.

@@ -76,6 +76,9 @@ func TestGates(t *testing.T) {
 	}
 }
 
+// anyFrame is an IPv4 packet in a frame.
+var anyFrame = append([]byte{8, 0, 0, 0, 0x45}, make([]byte, 19)...)
+
 // UD data: of a flood from forged sources few packets pass, of one from a single source
 // its share. Beside it all pass of those that we send to, and of a host whose multicast
 // comes in a steady stream.
@@ -93,11 +96,11 @@ func TestDataLimits(t *testing.T) {
 		random := ib.GID{0xfe, 0x80, 12: byte(i >> 24), 13: byte(i >> 16), 14: byte(i >> 8), 15: byte(i)}
 		random[8] = 1
 		for name, src := range map[string]ib.GID{"forged": random, "peer": peer, "one": one} {
-			if l.allowData(now, src, 7) {
+			if l.allowData(now, src, 7, anyFrame) {
 				counts[name]++
 			}
 		}
-		if i%20 == 0 && l.allowData(now, stream, 9) {
+		if i%20 == 0 && l.allowData(now, stream, 9, anyFrame) {
 			counts["stream"]++
 		}
 	}
@@ -114,20 +117,24 @@ func TestDataLimits(t *testing.T) {
 			t.Errorf("%s: %d packets passed, want %d to %d", tt.name, n, tt.least, tt.most)
 		}
 	}
+	// The two that send many are handed up twice a second, and nobody else.
+	if n := l.c.RxSenders.Load(); n < 4*seconds-1 || n > 4*seconds+2 {
+		t.Errorf("sources were handed up %d times, want %d", n, 4*seconds)
+	}
 	l.KnowUD(peer, 7, -1)
 	if n := len(l.udPeers.n); n != 0 {
 		t.Errorf("%d peers are known after the last path to one has gone", n)
 	}
 	passed := 0
 	for range 100_000 {
-		if l.allowData(int64(seconds)*1e9, peer, 7) || l.allowData(int64(seconds)*1e9, peer, 8) {
+		if l.allowData(int64(seconds)*1e9, peer, 7, anyFrame) || l.allowData(int64(seconds)*1e9, peer, 8, anyFrame) {
 			passed++
 		}
 	}
 	if passed > dataShare {
 		t.Errorf("%d packets of a former peer passed at once, want %d at most", passed, dataShare)
 	}
-	if n := testing.AllocsPerRun(1000, func() { l.allowData(1, stream, 9); l.allowData(1, peer, 7) }); n != 0 {
+	if n := testing.AllocsPerRun(1000, func() { l.allowData(1, stream, 9, anyFrame); l.allowData(1, peer, 7, anyFrame) }); n != 0 {
 		t.Errorf("%v allocations, want none", n)
 	}
 }

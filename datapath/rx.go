@@ -183,7 +183,7 @@ func (s *rxSide) takeUD(msg []byte, wc *verbs.WC, now int64) {
 		s.control(t, pkt, src, wc.SrcQPN, dst, now)
 		return
 	}
-	if !l.filtered && !l.allowData(now, src, wc.SrcQPN) {
+	if !l.filtered && !l.allowData(now, src, wc.SrcQPN, frame) {
 		l.c.RxUDFlood.Add(1)
 		return
 	}

@@ -15,7 +15,7 @@ type (
 	Host struct{ rtnl.Event }
 
 	// Resolve asks for the next hop of a packet from the TUN. The machine answers with Forward, at once or after
-	// Answered, or drops and counts the packet. It owns Packet from now on.
+	// Answered, or drops and counts the packet. It owns Packet from now on. A nil Packet asks for the path alone.
 	Resolve struct {
 		Flow   rtnl.Flow
 		Packet []byte

@@ -98,6 +98,10 @@ type (
 		UD    []UDUse
 	}
 
+	// Sender says that the source of IP, the start of an IP packet, sends many datagrams, and that we send nothing to
+	// it by UD. The machine looks for its path, as for a packet to that source.
+	Sender struct{ IP []byte }
+
 	// UnderlayChanged says that the port's GIDs, MTU or state changed. Link is
 	// the interface's link-layer address from now on (flags ignored). A PathMTU or UDMTU of
 	// zero changes nothing. On InfiniBand UDMTU is ignored: the broadcast group sets it.
@@ -132,6 +136,7 @@ func (ev KernelGroups) step(f *Interface)    { f.groupStep(group.Kernel{Groups: 
 func (ev KernelConf) step(f *Interface)      { f.neighStep(neigh.SetRouter{On: ev.Forward6}) }
 func (ev OtherIs) step(f *Interface)         { f.neighStep(neigh.OtherIs{IP: ev.Addr, Answer: ev.Answer}) }
 func (ev Packet) step(f *Interface)          { f.fromTUN(ev.IP) }
+func (ev Sender) step(f *Interface)          { f.answerTo(ev.IP) }
 func (ev QPCreated) step(f *Interface)       { f.qpCreated(ev) }
 func (ev QPFailed) step(f *Interface)        { f.qpFailed(ev) }
 func (ev QPError) step(f *Interface)         { f.qpError(ev) }

@@ -10,6 +10,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/mtu"
 	"ipoibcm/neigh"
+	"ipoibcm/rtnl"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/ip"
 	"ipoibcm/wire/nd"
@@ -109,6 +110,19 @@ func (f *Interface) resolve(pkt []byte) {
 		return
 	}
 	f.count(dropMalformed)
+}
+
+// answerTo looks for the path of an answer to pkt, the start of an IP packet.
+func (f *Interface) answerTo(pkt []byte) {
+	table := f.group.Table()
+	flow, ok := ip.FlowOf(pkt, rtnl.WithPorts)
+	if src, known := ip.Src(pkt); !f.up || !ok || !known || src.IsUnspecified() || table.IsGroup(src) {
+		return
+	} else if flow.Src, flow.Dst = flow.Dst, src; table.IsGroup(flow.Src) {
+		flow.Src = netip.Addr{}
+	}
+	flow.SrcPort, flow.DstPort = flow.DstPort, flow.SrcPort
+	f.fibStep(fib.Resolve{Flow: f.fib.Fields().Of(flow)})
 }
 
 // deliver sends a packet to next hop a, which is at link.

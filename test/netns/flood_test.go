@@ -410,6 +410,40 @@ func TestUDIsNoFlood(t *testing.T) {
 	}
 }
 
+// TestOneWayUDIsNoFlood: nor is what a host sends by UD to one that sends nothing back. It is looked up, and
+// answers.
+func TestOneWayUDIsNoFlood(t *testing.T) {
+	parallel(t)
+	const lasts = 3 * time.Second
+	s, a, b := startedPair(t, "--mode", "ud", "--log-level", "info")
+	for i, addr := range []netip.Addr{b.v4, b.v6} {
+		in, err := lab.In(b.Host, func() (net.PacketConn, error) { return net.ListenPacket("udp", netip.AddrPortFrom(addr, 7).String()) })
+		s.must(err)
+		defer in.Close() // without it the kernel would answer by ICMP
+		out, err := lab.In(a.Host, func() (net.Conn, error) { return net.Dial("udp", netip.AddrPortFrom(addr, 7).String()) })
+		s.must(err)
+		defer out.Close()
+		sent := 0
+		for end := time.Now().Add(lasts); time.Now().Before(end); sent++ {
+			_, _ = out.Write(make([]byte, 200))
+		}
+		t.Logf("%d datagrams to %v", sent, addr)
+		if sent < 3000 {
+			t.Errorf("only %d datagrams were sent to %v: this shows nothing", sent, addr)
+		}
+		if got := b.counter("datapath", "rx_senders"); got == 0 || i > 0 && got > 4 {
+			t.Errorf("%s was looked up %d times", a.Name, got) // known by one address it is known
+		}
+	}
+	// What came before the answer may have been too much.
+	if n := b.counter("datapath", "rx_drop_ud_flood"); n > 10_000 {
+		t.Errorf("%s has taken %d datagrams for a flood", b.Name, n)
+	}
+	if n := b.counter("datapath", "tx_ud"); n > 100 {
+		t.Errorf("%s has sent %d datagrams itself: this shows nothing", b.Name, n)
+	}
+}
+
 // raceShare is by how much less is sent under the race detector.
 func raceShare() uint64 {
 	if raceDetector {
