@@ -19,7 +19,7 @@ const (
 	// NAK can make a peer send all later packets again. Several missing in a row count as lost
 	// at once.
 	patiencePackets, patienceTime = 8, 300 * time.Microsecond
-	// aheadTime is how long packets may wait that are marked with sentAhead.
+	// aheadTime is how long packets that are marked with sentAhead may wait for those before them.
 	aheadTime = 10 * time.Millisecond
 	// lateTime is how late a single overtaken packet may arrive without the mark of a packet
 	// sent again. After that the packets that overtook it count as forged.
@@ -274,6 +274,8 @@ func (q *QP) receiveKept(again, asked bool, now time.Time) {
 		} else {
 			q.nakGap()
 		}
+	case e.ahead:
+		e.since, e.nakAt = now, now.Add(aheadTime)
 	default:
 		e.since, e.nakAt = now, now.Add(patienceTime)
 	}

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"ipoibcm/ib"
 	"ipoibcm/internal/expect"
@@ -132,28 +133,34 @@ func TestGroupsOnlyWhatMayBe(t *testing.T) {
 	}
 }
 
-// A group that comes whole, with a pause in it, costs no NAK, and nothing is sent again.
-func TestGroupWithAPause(t *testing.T) {
-	p := groupedPair(t, nil)
+// A group that comes whole costs no NAK, and nothing is sent again, if there is a pause in it, or the
+// receiver takes long for each message.
+func TestGroupWithPauses(t *testing.T) {
 	const msgs = 16
-	for i := range msgs {
-		p.b.postRecv(uint64(i), make([]byte, 300))
-	}
-	_, err := p.a.PostSend(slices.Repeat([]verbs.SendWR{{SG: sg(fill(300, 0))}}, msgs), p.now)
-	expect.MustEqual(t, err, nil, "error of PostSend")
-	for i, b := range p.output(p.a) {
-		if i == msgs {
-			p.now = p.now.Add(aheadTime * 9 / 10)
-			p.b.Wake(p.now)
-			expect.Equal(t, len(p.output(p.b)), 0, "packets sent in the pause")
+	for _, tt := range []struct {
+		from, to int // the packets before which there are pauses
+		pause    time.Duration
+	}{{msgs, msgs, aheadTime * 9 / 10}, {msgs, 2*msgs - 1, 2 * patienceTime}} {
+		p := groupedPair(t, nil)
+		for i := range msgs {
+			p.b.postRecv(uint64(i), make([]byte, 300))
 		}
-		p.input(p.b, b)
+		_, err := p.a.PostSend(slices.Repeat([]verbs.SendWR{{SG: sg(fill(300, 0))}}, msgs), p.now)
+		expect.MustEqual(t, err, nil, "error of PostSend")
+		for i, b := range p.output(p.a) {
+			if i >= tt.from && i <= tt.to {
+				p.now = p.now.Add(tt.pause)
+				p.b.Wake(p.now)
+				p.output(p.b)
+			}
+			p.input(p.b, b)
+		}
+		p.run()
+		expect.Equal(t, len(p.b.recv), msgs, "messages received")
+		expect.Equal(t, p.b.Counters().NAKsOut, uint64(0), "NAKs")
+		expect.Equal(t, p.b.Counters().Early, uint64(0), "packets that count as early")
+		expect.Equal(t, p.b.Counters().Ahead, uint64(msgs-1), "packets that were ahead")
 	}
-	p.run()
-	expect.Equal(t, len(p.b.recv), msgs, "messages received")
-	expect.Equal(t, p.b.Counters().NAKsOut, uint64(0), "NAKs")
-	expect.Equal(t, p.b.Counters().Early, uint64(0), "packets that count as early")
-	expect.Equal(t, p.b.Counters().Ahead, uint64(msgs-1), "packets that were ahead")
 }
 
 // The last packets of a group are lost: what is missing is told of after aheadTime, or once others
@@ -215,6 +222,34 @@ func TestGroupLosesAPacket(t *testing.T) {
 			t.Errorf("packet %d of %d lost: %d packets sent again", lost, 2*msgs, n)
 		}
 	}
+}
+
+// A forged packet with the mark of one that is ahead has one NAK sent at most, and is forgotten soon.
+func TestForgedAhead(t *testing.T) {
+	p := groupedPair(t, nil)
+	for i := range 20 {
+		p.b.postRecv(uint64(i), make([]byte, 300))
+	}
+	send := func() {
+		p.a.post(verbs.SendWR{SG: sg(fill(10, 0))})
+		for _, b := range p.output(p.a) {
+			p.input(p.b, b)
+		}
+	}
+	send()
+	forged := make([]byte, roce.BTHLen+8+roce.ICRCLen)
+	roce.PutBTH(forged, roce.BTHFields{Opcode: roce.RCSendOnly, PKey: ib.DefaultPKey, DestQPN: 0xa2, PSN: p.b.rsp.epsn.Add(100)})
+	roce.BTH(forged).SetReserved(sentAhead)
+	p.input(p.b, forged)
+	expect.MustEqual(t, p.b.Counters().Ahead, uint64(1), "packets kept")
+	for range 10 {
+		p.now = p.now.Add(aheadTime / 2)
+		p.b.Wake(p.now)
+		p.output(p.b)
+		send()
+	}
+	expect.Equal(t, p.b.Counters().NAKsOut, uint64(1), "NAKs")
+	expect.Equal(t, len(p.b.rsp.early.slots) == 0 || p.b.rsp.early.n == 0, true, "the forged packet is forgotten")
 }
 
 // A CE mark of a packet that was kept counts when it is taken.
