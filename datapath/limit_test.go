@@ -117,9 +117,10 @@ func TestDataLimits(t *testing.T) {
 			t.Errorf("%s: %d packets passed, want %d to %d", tt.name, n, tt.least, tt.most)
 		}
 	}
-	// The two that send many are handed up twice a second, and nobody else.
-	if n := l.c.RxSenders.Load(); n < 4*seconds-1 || n > 4*seconds+2 {
-		t.Errorf("sources were handed up %d times, want %d", n, 4*seconds)
+	// The two that send many are handed up twice a second, and of the others the few that are counted together
+	// with both: the hash of some 400,000 is drawn, and four in a million do that.
+	if n := l.c.RxSenders.Load(); n < 4*seconds-1 || n > 4*seconds+16 {
+		t.Errorf("sources were handed up %d times, want %d and a few more", n, 4*seconds)
 	}
 	l.KnowUD(peer, 7, -1)
 	if n := len(l.udPeers.n); n != 0 {
