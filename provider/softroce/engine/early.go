@@ -232,7 +232,7 @@ func (q *QP) receiveKept(again, asked bool, now time.Time) {
 	r := &q.rsp
 	e := &r.early
 	if !again && !(e.single && now.Sub(e.since) <= lateTime) {
-		if e.ahead && !e.has(r.epsn) {
+		if e.ahead && !e.has(r.epsn) { // nothing is to be believed yet, and the rest may be on its way
 			e.nakAt = now.Add(patienceTime)
 			return
 		}

@@ -281,28 +281,7 @@ func TestGroupsOnHostileLink(t *testing.T) {
 		rnd := rand.New(rand.NewSource(seed))
 		p := groupedPair(t, func(c *Config, _ *verbs.QPAttr) { c.Window = []int{8, 32, 128}[seed%3] })
 		rate := []float64{0.01, 0.05, 0.10}[seed/3%3]
-		var held []byte
-		var heldBy *end
-		p.drop = func(fromA bool, b []byte) bool {
-			to := p.a
-			if fromA {
-				to = p.b
-			}
-			if held != nil && rnd.Intn(3) == 0 {
-				p.input(heldBy, held)
-				held = nil
-			}
-			switch x := rnd.Float64() / rate; {
-			case x < 1:
-				return true
-			case x < 2:
-				p.input(to, b)
-			case x < 3 && held == nil:
-				held, heldBy = b, to
-				return true
-			}
-			return false
-		}
+		p.hostile(rnd, rate)
 		const msgs = 60
 		got, wrs := [msgs][]byte{}, []verbs.SendWR{}
 		for i := range msgs {

@@ -3,6 +3,7 @@ package engine
 import (
 	"bytes"
 	"fmt"
+	"math/rand"
 	"testing"
 	"time"
 
@@ -174,6 +175,32 @@ func (p *pair) run() (n int) {
 		if !moved {
 			return n
 		}
+	}
+}
+
+// hostile has p lose, double and displace packets, each at that rate.
+func (p *pair) hostile(rnd *rand.Rand, rate float64) {
+	var held []byte
+	var heldBy *end
+	p.drop = func(fromA bool, b []byte) bool {
+		to := p.a
+		if fromA {
+			to = p.b
+		}
+		if held != nil && rnd.Intn(3) == 0 {
+			p.input(heldBy, held)
+			held = nil
+		}
+		switch x := rnd.Float64() / rate; {
+		case x < 1:
+			return true
+		case x < 2:
+			p.input(to, b)
+		case x < 3 && held == nil:
+			held, heldBy = b, to
+			return true
+		}
+		return false
 	}
 }
 

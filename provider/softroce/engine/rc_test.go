@@ -78,28 +78,7 @@ func TestRCHostileLink(t *testing.T) {
 		rnd := rand.New(rand.NewSource(seed))
 		p := newPair(t, ib.RC, func(c *Config, attr *verbs.QPAttr) { c.Window = []int{1, 8, 128}[seed%3] })
 		rate := []float64{0.01, 0.05, 0.10}[seed/3%3]
-		var held []byte
-		var heldBy *end
-		p.drop = func(fromA bool, b []byte) bool {
-			to := p.a
-			if fromA {
-				to = p.b
-			}
-			if held != nil && rnd.Intn(3) == 0 {
-				p.input(heldBy, held)
-				held = nil
-			}
-			switch x := rnd.Float64() / rate; {
-			case x < 1:
-				return true
-			case x < 2:
-				p.input(to, b)
-			case x < 3 && held == nil:
-				held, heldBy = b, to
-				return true
-			}
-			return false
-		}
+		p.hostile(rnd, rate)
 		region := make([]byte, 1<<16)
 		p.b.mem[7] = &mem{va: 0, buf: region, access: verbs.RemoteRead | verbs.RemoteWrite}
 		const msgs = 40
