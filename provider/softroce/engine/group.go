@@ -14,9 +14,9 @@ func (q *QP) MayGroup() bool {
 
 // Group orders the packets of messages that have two packets each, of the same two lengths: all
 // first packets before all last ones. Then they leave in two UDP_SEGMENT calls, not in one
-// for each message. It marks those that leave before the packet before them. spare is memory for half as
+// for each message. It marks those that leave before the packet before them. scratch is memory for half as
 // many packets as pkts.
-func Group(pkts, spare []Packet) {
+func Group(pkts, scratch []Packet) {
 	for len(pkts) > 0 {
 		n := 0
 		for 2*n+1 < len(pkts) && isPair(pkts[2*n:]) && sameLengths(pkts, pkts[2*n:]) {
@@ -27,12 +27,12 @@ func Group(pkts, spare []Packet) {
 			continue
 		}
 		for i := range n {
-			spare[i] = pkts[2*i+1]
+			scratch[i] = pkts[2*i+1]
 			if pkts[i] = pkts[2*i]; i > 0 {
 				roce.BTH(pkts[i].Header[:]).SetReserved(sentAhead)
 			}
 		}
-		copy(pkts[n:], spare[:n])
+		copy(pkts[n:], scratch[:n])
 		pkts = pkts[2*n:]
 	}
 }
