@@ -13,6 +13,7 @@ import (
 	"ipoibcm/ib"
 	"ipoibcm/wire/arp"
 	"ipoibcm/wire/encap"
+	"ipoibcm/wire/ip"
 	"ipoibcm/wire/nd"
 	"ipoibcm/wire/roce"
 	"ipoibcm/wire/roce/rocetest"
@@ -46,6 +47,7 @@ func (p probe) String() string {
 // An outcome is what became of a probe: nothing if it is zero.
 type outcome struct {
 	hopAt
+	src netip.Addr // of the packet: the kernel may have chosen it
 	err unix.Errno // of the sender
 }
 
@@ -56,7 +58,7 @@ func (o outcome) String() string {
 	case o.dev == "":
 		return "nothing"
 	}
-	return fmt.Sprintf("%s on %s", o.addr, o.dev)
+	return fmt.Sprintf("%s on %s from %s", o.addr, o.dev, o.src)
 }
 
 // A side is one of the two hosts, and what was seen of its packets.
@@ -94,7 +96,8 @@ func (s *side) saw(packet []byte, at hopAt) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if ok && seq == s.seq && int(i) < len(s.got) {
-		s.got[i], s.last = outcome{hopAt: at}, time.Now()
+		src, _ := ip.Src(packet)
+		s.got[i], s.last = outcome{hopAt: at, src: src}, time.Now()
 	}
 }
 

@@ -384,11 +384,15 @@ func different(todo []int, good func(i int) bool) (out []int) {
 	return out
 }
 
-// same reports whether the agent's packet went where the twin's did, or to another
-// hop of the same multipath route.
+// same reports whether the agent's packet went where the twin's did, with the same source, or to another hop of the
+// same multipath route.
 func (o *oracle) same(got, want outcome) bool {
+	hop := got.hopAt == want.hopAt
 	if got.dev == ifName && got.addr == realNeighbour && want.dev == ifName {
-		return o.book.own[want.addr]
+		hop = o.book.own[want.addr]
 	}
-	return got == want || got.err == 0 && want.err == 0 && o.config.alike(got.hopAt, want.hopAt)
+	if hop {
+		return got.err == want.err && got.src == want.src
+	}
+	return got.err == 0 && want.err == 0 && o.config.alike(got.hopAt, want.hopAt)
 }
