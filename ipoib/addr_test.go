@@ -4,6 +4,11 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
+
+	"ipoibcm/fib"
+	"ipoibcm/rtnl"
+	"ipoibcm/wire/ip"
 )
 
 // An address that the device has with two lengths is there until both are gone.
@@ -33,5 +38,33 @@ func TestAddrs(t *testing.T) {
 	}
 	if s.has(long.Addr()) {
 		t.Error("the address is there without a length")
+	}
+}
+
+// The link-local address comes back with IPv6, whether or not the kernel had said that it was there, and that it went.
+func TestLinkLocalComesBack(t *testing.T) {
+	for _, told := range []bool{true, false} {
+		w := newWorld(t, 43)
+		a := w.node(1, Options{})
+		w.run(time.Second)
+		own := netip.PrefixFrom(ip.LinkLocal(a.link().GID), 64)
+		if told {
+			a.delAddr(own.String())
+		} else {
+			a.addrs = slices.DeleteFunc(a.addrs, func(p netip.Prefix) bool { return p == own })
+			a.f.addrs.remove(own)
+		}
+		groups := rtnl.Route{Dst: netip.MustParsePrefix("ff00::/8"), Type: rtnl.Multicast, Protocol: rtnl.ProtoKernel,
+			Table: rtnl.TableLocal}
+		for _, kind := range []rtnl.EventKind{rtnl.RouteGone, rtnl.RouteSet} {
+			if slices.Contains(a.addrs, own) {
+				t.Fatalf("told %v: %v is there without IPv6", told, own)
+			}
+			a.step(FIBEvent{fib.Host{Event: rtnl.Event{Kind: kind, Route: groups}}})
+		}
+		w.run(time.Second)
+		if !slices.Contains(a.addrs, own) {
+			t.Errorf("told %v: the addresses are %v, want %v among them", told, a.addrs, own)
+		}
 	}
 }

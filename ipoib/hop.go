@@ -204,8 +204,8 @@ func (f *Interface) onFIB(a fib.Action) {
 	case fib.IPv6Up:
 		if f.ipv6 {
 			f.do(SetUpIPv6{})
-			if f.addrs.ownGone {
-				f.addLinkLocal()
+			if f.addrs.own.IsValid() {
+				f.addLinkLocal() // it has gone with IPv6, even if we have not heard that it was there
 			}
 		}
 	case fib.Device:

@@ -218,6 +218,9 @@ func (n *node) path(dst netip.Addr) (p nexthop.Path, ok bool) {
 
 func (n *node) addAddr(s string) {
 	p := netip.MustParsePrefix(s)
+	if slices.Contains(n.addrs, p) {
+		return
+	}
 	n.addrs = append(n.addrs, p)
 	n.kernel(n.k.AddAddr(p))
 }
