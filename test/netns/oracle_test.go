@@ -387,12 +387,11 @@ func different(todo []int, good func(i int) bool) (out []int) {
 // same reports whether the agent's packet went where the twin's did, with the same source, or to another hop of the
 // same multipath route.
 func (o *oracle) same(got, want outcome) bool {
-	hop := got.hopAt == want.hopAt
-	if got.dev == ifName && got.addr == realNeighbour && want.dev == ifName {
-		hop = o.book.own[want.addr]
-	}
-	if hop {
-		return got.err == want.err && got.src == want.src
+	switch {
+	case got.dev == ifName && got.addr == realNeighbour && want.dev == ifName:
+		return o.book.own[want.addr] && got.src == want.src
+	case got.hopAt == want.hopAt:
+		return got == want
 	}
 	return got.err == 0 && want.err == 0 && o.config.alike(got.hopAt, want.hopAt)
 }
