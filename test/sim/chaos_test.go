@@ -63,7 +63,7 @@ func (w *world) chaos(n int, d time.Duration) { w.storm(storms(n, d)) }
 
 func (w *world) storm(s storm) {
 	w.f.Delay = oneOf(w.r, 10*time.Microsecond, 200*time.Microsecond, 2*time.Millisecond)
-	w.ring = s.ring
+	w.ring, w.stormy = s.ring, true
 	for range s.hosts {
 		w.host(w.anyConfig())
 	}

@@ -68,6 +68,8 @@ type host struct {
 	paths map[netip.Addr]nexthop.Path // by next hop
 	dests map[rtnl.Flow]netip.Addr
 
+	datagrams int // IP packets that came by UD
+
 	pending  []ipoib.Event
 	stepping bool
 	skew     time.Duration // of its clock

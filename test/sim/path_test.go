@@ -375,6 +375,9 @@ func (h *host) takeUD(msg []byte, wc *verbs.WC) {
 	if h.up {
 		h.receive(pkt, nil)
 	}
+	if h.datagrams++; h.w.stormy && h.datagrams%16 == 0 { // as if its source sent many
+		h.event(ipoib.Sender{IP: pkt[:min(len(pkt), 64)]})
+	}
 }
 
 // isGroup reports whether dst is multicast or a broadcast address of the device.

@@ -55,6 +55,7 @@ type world struct {
 	steps   uint64            // of all machines
 	digest  uint64            // of all events and actions
 	fault   fault             // of the first host
+	stormy  bool              // every 16th datagram's source is looked up as one that sends many
 	ring    int               // hosts up to so far apart keep talking; 0: all with all
 
 	subnet      *simsm.Subnet // of which hosts are ports; nil: Ethernet
