@@ -16,6 +16,11 @@ import (
 // event; without an age their old answers would stay fresh.
 const destMaxAge = 30 * time.Second
 
+// staleServes is for how long after a change of routes the old answers still serve. If they did not, the packets of
+// all destinations would wait at once. If they served longer, the first packet after a pause would take a path that is
+// no more.
+const staleServes = time.Second
+
 // A mark is the time, in ticks of 16.8 ms, at which an entry was made fresh or a TXStale frame
 // asked for a new answer, and the generation of the cache at that time.
 type mark uint64
@@ -25,6 +30,7 @@ const (
 	genMask     = 1<<genBits - 1
 	tickShift   = 24
 	maxAgeTicks = int64(destMaxAge >> tickShift)
+	servesTicks = int64(staleServes >> tickShift)
 	// Two threads may read the clock in one order and use the times in the other, so that an age is
 	// below zero.
 	maxSkewTicks = int64(time.Second >> tickShift)
@@ -43,6 +49,16 @@ func (m mark) stale(now int64, gen uint32) bool {
 	}
 	age := now>>tickShift - int64(m>>genBits)
 	return age > maxAgeTicks || age < -maxSkewTicks
+}
+
+// isOutdated reports whether a change made the entry with mark m stale more than staleServes before now. gen is the
+// present generation.
+func (c *dests) isOutdated(m mark, now int64, gen uint32) bool {
+	if uint32(m)&genMask == gen&genMask {
+		return false // it is only old, if stale at all
+	}
+	at := max(int64(m>>genBits), c.changed.Load()>>tickShift) // of StaleDest, of StaleAll
+	return now>>tickShift-at > servesTicks
 }
 
 // Keys of the cache. Most packets are looked up by destination alone, so these keys are small.
@@ -113,9 +129,10 @@ func (s *seed) flow6(k flow6) uint32 {
 // decide the next hop. Packets to multicast groups and the limited broadcast are always looked up
 // by destination alone.
 type dests struct {
-	fields rtnl.Fields
-	seed   seed
-	gen    atomic.Uint32
+	fields  rtnl.Fields
+	seed    seed
+	gen     atomic.Uint32
+	changed atomic.Int64 // when gen advanced last, in nanoseconds
 
 	key4  *hashTable[key4]
 	key6  *hashTable[key6]
@@ -220,7 +237,8 @@ func apply[K comparable](t *hashTable[K], op change, k K, p *Path, m mark) bool 
 // SetDest makes packets of flow take p from now on and counts the entry as fresh. It reports
 // whether it accepted flow. 30 s later, or after StaleDest or StaleAll, the entry is stale: packets
 // still take p, but the next of them makes the loop send a TXStale frame up. That repeats every
-// 30 s until SetDest is called again.
+// 30 s until SetDest is called again. If no packet comes within a second of StaleDest or StaleAll,
+// those that come later go up as TXNoRoute until SetDest is called.
 func (l *Loop) SetDest(flow rtnl.Flow, p *Path) bool {
 	if p == nil {
 		panic("datapath: destination without path")
@@ -243,7 +261,11 @@ func (l *Loop) StaleDest(flow rtnl.Flow) bool {
 
 // StaleAll makes all entries stale. It only advances the generation of the cache, so it costs no
 // more than StaleDest.
-func (l *Loop) StaleAll() { l.dests.Load().gen.Add(1) }
+func (l *Loop) StaleAll() {
+	c := l.dests.Load()
+	c.changed.Store(nanotime())
+	c.gen.Add(1)
+}
 
 // ResetDests removes all entries and has packets looked up by f from now on. A new Loop looks them
 // up by [rtnl.DstOnly].

@@ -14,7 +14,7 @@ type FrameKind uint8
 // start); the others come from the fabric.
 const (
 	TXMiss    FrameKind = iota // its path is a Miss
-	TXNoRoute                  // the destination cache has no entry for it
+	TXNoRoute                  // the destination cache has no entry for it, or one that a change made stale a second ago or more
 	TXTooBig                   // larger than the target's MTU
 	TXStale                    // the start of a packet that took a stale entry, enough for [ip.FlowOf]
 	TXControl                  // IGMP, MLD, ND: never sent by the loop itself
@@ -115,13 +115,20 @@ func (r *upRing) get(f Frame) *Frame {
 	}
 }
 
-// handUp hands f, whose Data is not kept, to the control plane.
+// handUp hands f, whose Data is not kept, to the control plane, or drops it.
 func (l *Loop) handUp(f Frame) {
+	if !l.offerUp(f) {
+		l.c.UpFull.Add(1)
+	}
+}
+
+// offerUp hands f, whose Data is not kept, to the control plane if the ring is not full, and reports whether it did.
+func (l *Loop) offerUp(f Frame) bool {
 	free := l.up.get(f)
 	if free == nil {
-		l.c.UpFull.Add(1)
-		return
+		return false
 	}
 	l.c.Up.Add(1)
 	l.up.ch <- free // never blocks: it has room for all frames
+	return true
 }

@@ -165,6 +165,9 @@ func (s *sender) route(cache *dests, i int, now int64) bool {
 	}
 	p := dest.path.Load()
 	if m, gen := mark(dest.mark.Load()), cache.gen.Load(); m.stale(now, gen) {
+		if cache.isOutdated(m, now, gen) && !l.isHeld(t, pkt) && l.offerUp(Frame{Kind: TXNoRoute, Type: t, Data: pkt}) {
+			return false
+		}
 		l.askAgain(&dest.mark, m, t, pkt, p, now, gen)
 	}
 	p.c.used.Store(now)
@@ -202,11 +205,15 @@ func (s *sender) route(cache *dests, i int, now int64) bool {
 
 // held reports whether HoldGroups drops a packet that would go up, and counts it.
 func (l *thread) held(t encap.EtherType, pkt []byte) bool {
-	if !l.hold.Load() || !l.isGroup(t, pkt) {
+	if !l.isHeld(t, pkt) {
 		return false
 	}
 	l.c.TxGroupHeld.Add(1)
 	return true
+}
+
+func (l *thread) isHeld(t encap.EtherType, pkt []byte) bool {
+	return l.hold.Load() && l.isGroup(t, pkt)
 }
 
 func (l *thread) sent(q *sendQ, items []sendItem) {

@@ -56,8 +56,9 @@ func (t *Table) Deadline() time.Time {
 	return time.Time{}
 }
 
-// step forwards a packet for which the data path had no destination. If the next hop is not known, it asks the
-// kernel and keeps the packet. Above the limits another destination gives way, or step drops the packet.
+// step forwards a packet for which the data path had no destination, or one that a change made stale long ago. If the
+// next hop is not known, or may have changed, it asks the kernel and keeps the packet. Above the limits another
+// destination gives way, an old answer serves, or step drops the packet.
 func (ev Resolve) step(t *Table) {
 	d := t.dests.index.get(ev.Flow)
 	if d == nil {
@@ -79,11 +80,14 @@ func (ev Resolve) step(t *Table) {
 			}
 		}
 		t.ask(d, src)
+	} else if !d.asking && t.isOld(d) && t.dests.lookups() < t.opt.MaxLookups {
+		t.askAgain(d)
 	}
+	full := len(d.waiting) >= maxWaitingPackets || t.dests.octets+len(ev.Packet) > t.opt.MaxWaiting
 	switch {
-	case d.hop.IsValid():
+	case d.hop.IsValid() && (!d.asking || full):
 		t.do(Forward{Hop: d.hop, Packet: ev.Packet})
-	case len(d.waiting) >= maxWaitingPackets || t.dests.octets+len(ev.Packet) > t.opt.MaxWaiting:
+	case full:
 		t.n.DropWaiting++
 	default:
 		d.waiting = append(d.waiting, ev.Packet)
@@ -100,9 +104,19 @@ func (ev Stale) step(t *Table) {
 	case t.dests.lookups() >= t.opt.MaxLookups:
 		t.do(StaleDest(ev)) // a later packet asks again
 	default:
-		t.dests.idle.Remove(d)
-		t.ask(d, netip.Addr{})
+		t.askAgain(d)
 	}
+}
+
+// isOld reports whether the answer for d, which is idle, may be another now.
+func (t *Table) isOld(d *dest) bool {
+	return d.asked != t.dests.generation || t.now.Sub(d.answered) >= maxAge
+}
+
+// askAgain asks the kernel for the next hop of d, which is idle.
+func (t *Table) askAgain(d *dest) {
+	t.dests.idle.Remove(d)
+	t.ask(d, netip.Addr{})
 }
 
 // ask asks the kernel for the next hop of d. If src is valid, that is most likely the destination itself.

@@ -4,7 +4,7 @@
 //
 // The machine has the driver ask the kernel for each next hop ([nexthop.Ask]), and keeps the answer as a
 // destination. When the kernel reports a change, the machine forgets the answer or asks again. An old answer serves
-// until the new one is there.
+// until the new one is there, but no packet that comes more than a second after the change.
 //
 // Routes of ours are guests in the kernel's tables. A host route shows the MTU of a connection. The machine makes it
 // only where the kernel by itself sends the peer's packets on the link, and never in the place of somebody else's

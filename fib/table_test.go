@@ -253,6 +253,39 @@ func TestBounds(t *testing.T) {
 	}
 }
 
+// TestPutOff: a question that was put off, because too many were under way, is asked by a later packet. The data path
+// hands that up, and each one after it, until there is an answer.
+func TestPutOff(t *testing.T) {
+	b := newBench()
+	b.t = fib.New(fib.Options{MaxLookups: 1})
+	b.feed(b.k.Start())
+	b.feed(b.k.Up(true))
+	b.feed(b.k.AddAddr(netip.MustParsePrefix("10.0.0.1/16")))
+	b.Do("packet 10.0.0.2")
+	b.Pass(31 * time.Second)
+	b.slow = true
+	b.Do("packet 10.0.0.3")
+	do := func(what string, want ...string) {
+		t.Helper()
+		if got, err := b.Do(what); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%s: %q, %v, want %q", what, got, err, want)
+		}
+	}
+	do("stale 10.0.0.2", "stale 10.0.0.2")
+	do("packet 10.0.0.2", "packet to 10.0.0.2 goes to 10.0.0.2") // the old way
+	b.feed(b.held)
+	b.held = nil
+	b.Pass(2 * time.Second)
+	do("packet 10.0.0.2", "? 10.0.0.2")
+	do("packet 10.0.0.2")
+	b.out = nil
+	b.feed(b.held)
+	if want := []string{"dest 10.0.0.2 by 10.0.0.2", "packet to 10.0.0.2 goes to 10.0.0.2",
+		"packet to 10.0.0.2 goes to 10.0.0.2"}; !slices.Equal(b.out, want) {
+		t.Errorf("answered: %q, want %q", b.out, want)
+	}
+}
+
 // TestFlushInTime: a rising MTU empties the kernel's cache of path MTUs only while
 // there can be one in it that the kernel heard of from us.
 func TestFlushInTime(t *testing.T) {

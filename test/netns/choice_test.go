@@ -64,6 +64,41 @@ func TestNextHopByMetricAndTable(t *testing.T) {
 	}
 }
 
+// The first packet after a pause in which the route has changed goes the new way: by the old one it might be lost.
+func TestFirstPacketAfterAChange(t *testing.T) {
+	parallel(t)
+	needIP(t)
+	s, a, b, c := newTrio(t)
+	s.start()
+	a.connect(b, "RC")
+	a.connect(c, "RC")
+	m, ears := a.speak(), []*ear{b.listen(), c.listen()}
+	prefixes := []string{"192.0.2.0/24", "2001:db8:1::/64"}
+	hops := [][2]netip.Addr{{b.v4, c.v4}, {b.v6, c.v6}}
+	for _, p := range prefixes {
+		for _, h := range []*host{b, c} { // any address of these is theirs
+			h.ip("route add local " + p + " dev lo")
+		}
+	}
+	for turn, verb := range []string{"add", "replace", "replace", "replace"} {
+		for i, p := range prefixes {
+			a.ip(fmt.Sprintf("route %s %s via %s dev %s", verb, p, hops[i][turn%2], ifName))
+		}
+		time.Sleep(3 * time.Second) // the pause
+		for _, p := range prefixes {
+			dst := netip.MustParsePrefix(p).Addr().Next()
+			id, err := m.say(dst)
+			s.must(err)
+			s.eventually(patience, fmt.Sprintf("turn %d: the datagram to %s is heard", turn, dst), func() error {
+				if ears[turn%2].heard(id) {
+					return nil
+				}
+				return fmt.Errorf("the host that the route has left heard it: %v", ears[1-turn%2].heard(id))
+			})
+		}
+	}
+}
+
 // Multipath routes, next-hop objects and a second gateway that IPv6 appends: all
 // hops are used, each about as often as its weight says.
 func TestMultipath(t *testing.T) {
