@@ -78,9 +78,9 @@ type packet struct {
 type flow struct {
 	owner      *Queue // the queue in which it takes turns; nil if in none
 	hash       uint32 // of its packets; while it has none, of those that codel is about
-	next       *flow  // the flow behind it in the list
-	head, tail int32  // numbers of its first and last packet, plus one; 0 if none
-	packets    int
+	packets    int32
+	next       *flow // the flow behind it in the list
+	head, tail int32 // numbers of its first and last packet, plus one; 0 if none
 	octets     int
 	largest    int // octets of the largest packet since it has had its owner
 	deficit    int
@@ -93,6 +93,7 @@ type Queue struct {
 	own        flow // for packets for whose flow the Scheduler had no room
 	packets    int
 	octets     int
+	most       int // no flow has more octets waiting
 }
 
 // Len returns how many packets wait.
@@ -140,6 +141,7 @@ func (s *Scheduler) Enqueue(q *Queue, id int32, octets int, hash uint32, ecn boo
 	f.packets++
 	f.octets += octets
 	f.largest = max(f.largest, octets)
+	q.most = max(q.most, f.octets)
 	q.packets++
 	q.octets += octets
 }
@@ -238,14 +240,7 @@ func (s *Scheduler) Dequeue(q *Queue, rate, now int64, dropped []int32) (id int3
 // them to dropped. It stops when they have at least n octets in all, or are one more than half of the
 // flow's packets.
 func (s *Scheduler) DropFattest(q *Queue, n int, dropped []int32) []int32 {
-	var fattest *flow
-	for _, list := range []*flow{q.fresh.head, q.old.head} {
-		for f := list; f != nil; f = f.next {
-			if f.octets > 0 && (fattest == nil || f.octets > fattest.octets) {
-				fattest = f
-			}
-		}
-	}
+	fattest := q.fattest()
 	if fattest == nil {
 		return dropped
 	}
@@ -255,6 +250,29 @@ func (s *Scheduler) DropFattest(q *Queue, n int, dropped []int32) []int32 {
 		dropped = append(dropped, id)
 	}
 	return dropped
+}
+
+// fattest returns a flow that has most octets waiting, nil if nothing waits. It notes how many they are: if many flows
+// have as many, as those of single packets have, or one keeps as many, the next search ends at the first of them.
+func (q *Queue) fattest() *flow {
+	fattest := &q.own
+	if fattest.octets == q.most && q.most > 0 {
+		return fattest
+	}
+	for _, list := range [...]*flow{q.fresh.head, q.old.head} {
+		for f := list; f != nil; f = f.next {
+			if f.octets > fattest.octets {
+				if fattest = f; f.octets == q.most {
+					return f
+				}
+			}
+		}
+	}
+	q.most = fattest.octets
+	if fattest.packets == 0 {
+		return nil
+	}
+	return fattest
 }
 
 // Purge takes all packets out of q and appends them to dropped.

@@ -407,6 +407,21 @@ func (m *model) check(k int) {
 	}
 }
 
+// searchFattest compares the fattest flow of queue k with all others.
+func (m *model) searchFattest(k int) {
+	m.Helper()
+	q := &m.q[k]
+	got, most := q.fattest(), 0
+	for _, list := range []*flow{q.fresh.head, q.old.head} {
+		for f := list; f != nil; f = f.next {
+			most = max(most, f.octets)
+		}
+	}
+	if got == nil && most > 0 || got != nil && got.octets != most {
+		m.Fatalf("seed %d: %+v is the fattest flow, want one of %d octets", m.seed, got, most)
+	}
+}
+
 // TestRandom checks what always holds: every packet comes out once, of its own
 // queue, flows keep their order, and counts are right.
 func TestRandom(t *testing.T) {
@@ -424,6 +439,7 @@ func TestRandom(t *testing.T) {
 			case op < 95:
 				m.dequeue(k, now)
 			case op < 99:
+				m.searchFattest(k)
 				for _, d := range m.s.DropFattest(&m.q[k], r.IntN(20000), nil) {
 					m.leave(k, d)
 				}
@@ -452,6 +468,28 @@ func TestNoAllocations(t *testing.T) {
 	}
 	if n := testing.AllocsPerRun(100, step); n > 0 {
 		t.Errorf("%v allocations for 32 packets, want 0", n)
+	}
+}
+
+// Two packets of new flows come to a full queue of one packet of each flow, one is dropped, one leaves.
+func BenchmarkDropFattest(b *testing.B) {
+	const flows = 256
+	s := New(Options{}, flows+2)
+	var q Queue
+	hash := uint32(0)
+	put := func(id int32) {
+		s.Enqueue(&q, id, 8000, hash, false, 0)
+		hash += 0x9e3779b9 // other than the last ones
+	}
+	for i := range int32(flows) {
+		put(i)
+	}
+	dropped, id := []int32{flows}, int32(flows+1)
+	for b.Loop() {
+		put(dropped[0])
+		put(id)
+		dropped = s.DropFattest(&q, 1, dropped[:0])
+		id, _, _, _ = s.Dequeue(&q, 1e9, 0, nil)
 	}
 }
 
