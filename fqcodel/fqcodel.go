@@ -249,6 +249,10 @@ func (s *Scheduler) DropFattest(q *Queue, n int, dropped []int32) []int32 {
 		n -= int(p.octets)
 		dropped = append(dropped, id)
 	}
+	for f := q.fresh.head; f != nil && f.packets == 0 && f.deficit == s.quantum; f = q.fresh.head {
+		q.fresh.pop() // it was not served: whatever comes next may have the first turn
+		f.owner = nil
+	}
 	return dropped
 }
 

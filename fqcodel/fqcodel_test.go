@@ -323,6 +323,56 @@ func TestDropFattest(t *testing.T) {
 	}
 }
 
+// Flows that lost their only packet before their turn take no part any more: a flood of single packets does not fill
+// the flows, so that others would have to share one.
+func TestDroppedFlowsLeave(t *testing.T) {
+	const waiting = 32
+	s := New(Options{}, waiting+1)
+	var q Queue
+	dropped := []int32{waiting}
+	for i := range int32(10_000) {
+		id := i
+		if i >= waiting {
+			id = dropped[0]
+		}
+		s.Enqueue(&q, id, 8000, uint32(i)*0x9e3779b9, false, 0) // other hashes than the last ones had
+		if q.own.packets > 0 {
+			t.Fatalf("flow %d shares one", i)
+		}
+		if i < waiting {
+			continue
+		}
+		if dropped = s.DropFattest(&q, 1, dropped[:0]); len(dropped) != 1 {
+			t.Fatalf("%d packets dropped, want 1", len(dropped))
+		}
+	}
+}
+
+// A flow that was served and then lost the rest waits for its turn, as one does that was served whole.
+func TestServedFlowsStay(t *testing.T) {
+	w := newWorld(t, Options{}, 64)
+	var q Queue
+	for range 20 {
+		w.put(&q, 1, 500, false, 0)
+	}
+	for range 5 {
+		w.take(&q, 0)
+	}
+	w.put(&q, 2, 1000, false, 0)
+	w.put(&q, 2, 20_000, false, 0)
+	if f, _, _ := w.take(&q, 0); f != 2 {
+		t.Fatalf("got flow %d, want 2, which is new", f)
+	}
+	if n := len(w.DropFattest(&q, 1, nil)); n != 1 {
+		t.Fatalf("%d packets dropped, want the long one", n)
+	}
+	w.take(&q, 0) // finds flow 2 empty
+	w.put(&q, 2, 64, false, 0)
+	if f, _, _ := w.take(&q, 0); f != 1 {
+		t.Errorf("got flow %d, want 1, whose turn it is", f)
+	}
+}
+
 // What TestRandom puts into queues.
 const modelPackets, modelQueues = 128, 5
 
