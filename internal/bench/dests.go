@@ -22,6 +22,9 @@ import (
 // [behind], so that each packet of the first may have another destination.
 const (
 	manyDests = 200_000
+	// fewDests is so many that no two datagrams of a batch have the same destination. Those of one destination are put
+	// together for the receiver's TUN, as those of any flow are.
+	fewDests = destBatch
 	// destSize is a datagram's payload: large enough that moving octets matters, small
 	// enough that looking up destinations does.
 	destSize = 8000
@@ -34,6 +37,7 @@ const (
 	destPort    = 40757
 
 	oneDest     = "1 destination"
+	fewDest     = "64 destinations"
 	manyDest    = "200000 destinations"
 	learnRate   = "new destinations per second of one processor"
 	perDest     = "resident memory per destination"
@@ -56,6 +60,8 @@ func destTargets() []target {
 	return []target{
 		{name: fmt.Sprintf("%d destinations behind a gateway of one", manyDests),
 			num: at.key(testDests, manyDest, oursRC), den: at.key(testDests, oneDest, oursRC), bound: 0.90},
+		{name: fmt.Sprintf("%d destinations behind a gateway of %d", manyDests, fewDests),
+			num: at.key(testDests, manyDest, oursRC), den: at.key(testDests, fewDest, oursRC), bound: 0.90},
 		{name: learnRate, num: at.key(testLearned, learnRate, oursRC), bound: 20_000, unit: "per second"},
 	}
 }
@@ -255,7 +261,7 @@ func (b *bench) destGoodput(m *mesh, s *sprayer, round int) error {
 	order := []struct {
 		variant string
 		dests   int
-	}{{oneDest, 1}, {manyDest, manyDests}}
+	}{{oneDest, 1}, {fewDest, fewDests}, {manyDest, manyDests}}
 	if round%2 == 1 {
 		slices.Reverse(order)
 	}
