@@ -114,11 +114,7 @@ func figures(root string, _ map[string]string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	table, err := draw.FiguresTable(report)
-	if err != nil {
-		err = fmt.Errorf("%s: %w", latest, err)
-	}
-	return table, err
+	return draw.FiguresTable(report), nil
 }
 
 // stressLinks returns links to the charts of make stress that were drawn.

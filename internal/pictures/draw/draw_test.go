@@ -53,6 +53,24 @@ func TestRatio(t *testing.T) {
 	}
 }
 
+// The short form of make bench measures less than the whole one, and wireguard-go may be missing.
+func TestFiguresNotMeasured(t *testing.T) {
+	tcp := func(contender string, mtu int, median float64) Series {
+		return Series{Test: "tcp", Variant: "1 stream", MTU: mtu, Contender: contender, Family: "IPv6",
+			Median: median, Values: []float64{median}}
+	}
+	table := FiguresTable(Report{Rounds: 1, Series: []Series{tcp("RC", 9000, 6), tcp("raw veth", 9000, 10), tcp("RC", 1500, 5)}})
+	for _, want := range []string{
+		"goodput, of the plain underlay's | 0.60 | – |\n",
+		"goodput, of wireguard-go's | – | – |\n",
+		"| memory of an idle connection | – | |\n",
+	} {
+		if !strings.Contains(table, want) {
+			t.Errorf("%q is not in\n%s", want, table)
+		}
+	}
+}
+
 func TestWrap(t *testing.T) {
 	const text = "0x0100000000000102 is one word that is wider than a line"
 	for _, width := range []float64{40, 80, 1000} {
