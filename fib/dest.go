@@ -10,8 +10,7 @@ import (
 )
 
 const (
-	// maxAge is the age at which the machine asks again for an answer that is in use. The data path reports the use
-	// of an older answer with Stale.
+	// maxAge is the age at which an answer in use is asked for again: the data path reports its use with Stale.
 	maxAge = 30 * time.Second
 	// maxWaitingPackets bounds the packets that wait for one answer.
 	maxWaitingPackets = 64
@@ -35,9 +34,8 @@ type dest struct {
 type dests struct {
 	fields rtnl.Fields
 	index  index[*dest]
-	// idle has the destinations for which no Lookup is under way, in the order of their last answers. The machine asks
-	// again for a destination in use every maxAge. So the oldest one is the one that was used longest ago, with an
-	// error of at most maxAge.
+	// idle has the destinations for which no Lookup is under way, in the order of their last answers. One in use is
+	// asked for every maxAge, so the oldest was used longest ago, with an error of at most maxAge.
 	idle       lru.List[dest, *dest]
 	packets    int    // packets that wait for answers
 	octets     int    // octets of these packets
@@ -73,6 +71,7 @@ func (ev Resolve) step(t *Table) {
 		}
 		d = &dest{entry: entry{ev.Flow}}
 		t.dests.index.Set(d)
+		t.dests.idle.Push(d)
 		var src netip.Addr
 		for p := range t.routes.addrs {
 			if p.Contains(d.flow.Dst) {
@@ -80,8 +79,9 @@ func (ev Resolve) step(t *Table) {
 			}
 		}
 		t.ask(d, src)
-	} else if !d.asking && t.isOld(d) && t.dests.lookups() < t.opt.MaxLookups {
-		t.askAgain(d)
+	} else if !d.asking && t.dests.lookups() < t.opt.MaxLookups &&
+		(d.asked != t.dests.generation || t.now.Sub(d.answered) >= maxAge) { // its answer may be another now
+		t.ask(d, netip.Addr{})
 	}
 	full := len(d.waiting) >= maxWaitingPackets || t.dests.octets+len(ev.Packet) > t.opt.MaxWaiting
 	switch {
@@ -104,23 +104,13 @@ func (ev Stale) step(t *Table) {
 	case t.dests.lookups() >= t.opt.MaxLookups:
 		t.do(StaleDest(ev)) // a later packet asks again
 	default:
-		t.askAgain(d)
+		t.ask(d, netip.Addr{})
 	}
 }
 
-// isOld reports whether the answer for d, which is idle, may be another now.
-func (t *Table) isOld(d *dest) bool {
-	return d.asked != t.dests.generation || t.now.Sub(d.answered) >= maxAge
-}
-
-// askAgain asks the kernel for the next hop of d, which is idle.
-func (t *Table) askAgain(d *dest) {
-	t.dests.idle.Remove(d)
-	t.ask(d, netip.Addr{})
-}
-
-// ask asks the kernel for the next hop of d. If src is valid, that is most likely the destination itself.
+// ask asks the kernel for the next hop of d, which is idle. If src is valid, the next hop is most likely d itself.
 func (t *Table) ask(d *dest, src netip.Addr) {
+	t.dests.idle.Remove(d)
 	d.asking, d.asked = true, t.dests.generation
 	t.n.Lookups++
 	t.do(Lookup{Flow: d.flow, Link: t.routes.link, Resets: t.dests.resets, Src: src})
@@ -157,13 +147,13 @@ func (ev Answered) step(t *Table) {
 		}
 	}
 	d.waiting = nil
-	switch {
-	case !hop.IsValid():
+	if !hop.IsValid() {
 		t.dests.index.Delete(d)
-	case ev.Err == nil && d.asked != t.dests.generation: // something changed since it was asked
+		return
+	}
+	t.dests.idle.Push(d)
+	if ev.Err == nil && d.asked != t.dests.generation { // something changed since it was asked
 		t.ask(d, netip.Addr{})
-	default:
-		t.dests.idle.Push(d)
 	}
 }
 

@@ -10,8 +10,7 @@
 // only where the kernel by itself sends the peer's packets on the link, and never in the place of somebody else's
 // route. Of the kernel's own routes of the device it changes only the metrics.
 //
-// The package keeps no copy of other routes. It does not know the mark, user and incoming device of a packet,
-// because a TUN does not show them.
+// The package keeps no copy of other routes, and no mark, user or incoming device of a packet: a TUN shows none.
 package fib
 
 import (

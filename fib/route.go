@@ -10,10 +10,7 @@ import (
 	"ipoibcm/rtnl"
 )
 
-var (
-	multicast6 = netip.MustParsePrefix("ff00::/8")
-	multicast4 = netip.MustParsePrefix("224.0.0.0/4")
-)
+var multicast4, multicast6 = netip.MustParsePrefix("224.0.0.0/4"), netip.MustParsePrefix("ff00::/8")
 
 const (
 	// groupTables plus the index of the device is the table of its multicast route. No other interface has it.
