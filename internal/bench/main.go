@@ -16,6 +16,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -62,6 +63,7 @@ func main() {
 		"measure only raw veth, the program and this older one, and print their ratios")
 	cores := flag.Bool("cores", false, "goodput with 1, 2 and 4 data threads on slow processors: written as cores.md")
 	only := flag.String("only", "", "run only steps whose name contains this")
+	flag.StringVar(&b.tcp, "tcp", "", "congestion control of TCP, for example cubic (default this machine's)")
 	dir := flag.String("write", "", "write latest.md and latest.json to this directory")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -104,6 +106,7 @@ type bench struct {
 	terminal        bool // progress is a terminal
 
 	wireguard string // the program wireguard-go; empty if it is not measured
+	tcp       string // congestion control of TCP; empty means this machine's default
 	contender string // the only one to measure beside raw veth; empty means all
 	iperf     bool   // iperf3 makes the traffic
 	dir       string // for sockets and logs
@@ -143,8 +146,9 @@ func (b *bench) run(ctx context.Context, matrix, only, dir string) (err error) {
 	if matrix == "cores" {
 		return b.cores(ctx, dir)
 	}
-	b.r = Report{Version: schema, Started: b.started.UTC().Truncate(time.Second), Matrix: matrix, Rounds: b.rounds,
-		Transfer: float64(b.seconds), Build: b.build(), Machine: machine(), Tools: map[string]string{}, Skipped: []Skip{}}
+	if b.r, err = b.report(matrix); err != nil {
+		return err
+	}
 	b.prepare(ctx)
 	defer b.closeMeshes()
 	plan := b.plan(matrix)
@@ -387,6 +391,13 @@ func (b *bench) write(dir string) error {
 		os.WriteFile(filepath.Join(dir, name+".md"), []byte(md.String()), 0o644))
 }
 
+// report returns an empty report.
+func (b *bench) report(matrix string) (Report, error) {
+	on, err := machine(b.tcp)
+	return Report{Version: schema, Started: b.started.UTC().Truncate(time.Second), Matrix: matrix, Rounds: b.rounds,
+		Transfer: float64(b.seconds), Build: b.build(), Machine: on, Tools: map[string]string{}, Skipped: []Skip{}}, err
+}
+
 // build returns the program's version, and the state of the tree according to git: make
 // has just built the program from it.
 func (b *bench) build() string {
@@ -400,8 +411,21 @@ func (b *bench) build() string {
 	return line
 }
 
-func machine() Machine {
-	m := Machine{CPU: "unknown CPU", Processors: runtime.NumCPU(), Go: runtime.Version()}
+// tcpControl is the setting of a namespace's congestion control of TCP.
+const tcpControl = "net/ipv4/tcp_congestion_control"
+
+// machine describes this machine. An empty tcp means its default congestion control.
+func machine(tcp string) (Machine, error) {
+	own, err := os.ReadFile("/proc/sys/" + tcpControl)
+	if err != nil {
+		return Machine{}, err
+	}
+	known, err := os.ReadFile("/proc/sys/net/ipv4/tcp_available_congestion_control")
+	if tcp != "" && !slices.Contains(strings.Fields(string(known)), tcp) {
+		return Machine{}, errors.Join(err, fmt.Errorf("TCP has no %q here, but %s", tcp, bytes.TrimSpace(known)))
+	}
+	m := Machine{CPU: "unknown CPU", Processors: runtime.NumCPU(), Go: runtime.Version(),
+		TCP: cmp.Or(tcp, strings.TrimSpace(string(own)))}
 	var u unix.Utsname
 	if unix.Uname(&u) == nil {
 		m.Kernel = unix.ByteSliceToString(u.Release[:])
@@ -413,5 +437,5 @@ func machine() Machine {
 			break
 		}
 	}
-	return m
+	return m, nil
 }

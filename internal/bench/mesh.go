@@ -162,12 +162,16 @@ func (m *mesh) makeHosts(b *bench) (err error) {
 	return lab.Segment(m.bridge, m.hosts, m.at.mtu)
 }
 
-// newHost makes a namespace with a name of its own, which ends with the mesh.
+// newHost makes a namespace with a name of its own and the TCP of the run, which ends with the mesh.
 func (m *mesh) newHost(b *bench) (*lab.Host, error) {
 	b.hosts++
 	h, err := lab.NewHost(fmt.Sprintf("%s%d-%d", namePrefix, os.Getpid(), b.hosts))
-	if err == nil {
-		m.onClose(func() { h.Close() })
+	if err != nil {
+		return nil, err
+	}
+	m.onClose(func() { h.Close() })
+	if b.tcp != "" {
+		err = h.Sysctl(tcpControl, b.tcp)
 	}
 	return h, err
 }

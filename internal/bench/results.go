@@ -68,6 +68,8 @@ type Machine struct {
 	CPU        string `json:"cpu"`
 	Processors int    `json:"processors"`
 	Go         string `json:"go"`
+	// TCP is the congestion control of TCP at all ends. It decides how long a queue becomes.
+	TCP string `json:"tcp,omitempty"`
 	// OtherCPU is the share of all processors that processes outside the run used
 	// meanwhile. Above a few percent timings are noisy.
 	OtherCPU float64 `json:"other_cpu"`

@@ -196,7 +196,7 @@ func (r *Report) print(w io.Writer) {
 	}
 	fmt.Fprintf(w, " on %s, in %.0f minutes; build %s.\n\n", r.Started.UTC().Format("2006-01-02 15:04 UTC"),
 		r.Seconds/60, r.Build)
-	fmt.Fprintf(w, "%s, %d processors, Linux %s, %s", m.CPU, m.Processors, m.Kernel, m.Go)
+	fmt.Fprintf(w, "%s, %d processors, Linux %s, TCP %s, %s", m.CPU, m.Processors, m.Kernel, m.TCP, m.Go)
 	for _, tool := range []string{"iperf3", "wireguard-go"} {
 		if v := r.Tools[tool]; v != "" {
 			fmt.Fprintf(w, ", %s %s", tool, v)

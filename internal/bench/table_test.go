@@ -31,7 +31,7 @@ func TestTable(t *testing.T) {
 func report() *Report {
 	r := &Report{Version: schema, Matrix: "short", Rounds: 3, Transfer: 2,
 		Started: time.Date(2026, 2, 3, 4, 5, 0, 0, time.UTC), Seconds: 300, Build: "b",
-		Machine: Machine{CPU: "a CPU", Processors: 2, Kernel: "6", Go: "go", OtherCPU: 0.3,
+		Machine: Machine{CPU: "a CPU", Processors: 2, Kernel: "6", TCP: "cubic", Go: "go", OtherCPU: 0.3,
 			Copies: []float64{20, 8, 10}}, Tools: map[string]string{"iperf3": "3.18"}}
 	at := place{9000, family6}
 	fill(r, at.key(testTCP, oneStream, raw), 10000, 20000, 30000)
@@ -56,7 +56,7 @@ func TestPrint(t *testing.T) {
 | RC                            | 12.0 (5.00–15.0) = 0.50 |
 
 `,
-		"in 5 minutes; build b.", "a CPU, 2 processors, Linux 6, go, iperf3 3.18. Other processes used 30% of the " +
+		"in 5 minutes; build b.", "a CPU, 2 processors, Linux 6, TCP cubic, go, iperf3 3.18. Other processes used 30% of the " +
 			"processors meanwhile: **timings are noisy**, ratios less so. Copies of 16 MiB in memory, before each " +
 			"round: 10.0 GB/s (8.0–20.0).\n",
 		"## Not measured\n\n- wireguard-go: cannot be built\n",
