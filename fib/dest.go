@@ -2,6 +2,7 @@ package fib
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"ipoibcm/lru"
@@ -37,7 +38,7 @@ type dests struct {
 	// idle has the destinations for which no Lookup is under way, in the order of their last answers. One in use is
 	// asked for every maxAge, so the oldest was used longest ago, with an error of at most maxAge.
 	idle       lru.List[dest, *dest]
-	packets    int    // packets that wait for answers
+	packets    int    // packets that wait for answers, without nil ones
 	octets     int    // octets of these packets
 	generation uint32 // number of changes that concerned all destinations
 	resets     uint32 // how often all destinations were forgotten
@@ -62,7 +63,7 @@ func (ev Resolve) step(t *Table) {
 	if d == nil {
 		oldest, full := t.dests.idle.Oldest(), t.dests.index.Len() >= t.opt.MaxDests
 		if t.dests.lookups() >= t.opt.MaxLookups || full && oldest == nil {
-			t.n.DropBusy++
+			t.n.DropBusy += uint64(min(1, len(ev.Packet))) // a nil packet is none
 			return
 		}
 		if full {
@@ -88,10 +89,10 @@ func (ev Resolve) step(t *Table) {
 	case d.hop.IsValid() && (!d.asking || full):
 		t.do(Forward{Hop: d.hop, Packet: ev.Packet})
 	case full:
-		t.n.DropWaiting++
+		t.n.DropWaiting += uint64(min(1, len(ev.Packet)))
 	default:
 		d.waiting = append(d.waiting, ev.Packet)
-		t.dests.packets++
+		t.dests.packets += min(1, len(ev.Packet))
 		t.dests.octets += len(ev.Packet)
 	}
 }
@@ -138,12 +139,12 @@ func (ev Answered) step(t *Table) {
 		t.release(old)
 	}
 	for _, packet := range d.waiting {
-		t.dests.packets--
+		t.dests.packets -= min(1, len(packet))
 		t.dests.octets -= len(packet)
 		if hop.IsValid() {
 			t.do(Forward{Hop: hop, Packet: packet})
 		} else {
-			t.n.DropNoAnswer++
+			t.n.DropNoAnswer += uint64(min(1, len(packet)))
 		}
 	}
 	d.waiting = nil
@@ -208,7 +209,7 @@ func (t *Table) resetDests(f rtnl.Fields) (waiting [][]byte) {
 	t.dests = dests{fields: f, index: newIndex(&dest{}), resets: t.dests.resets + 1}
 	t.do(ResetDests{Fields: f})
 	for d := range old.in(netip.Prefix{}) {
-		waiting = append(waiting, d.waiting...)
+		waiting = append(waiting, slices.DeleteFunc(d.waiting, func(p []byte) bool { return p == nil })...)
 		if d.hop.IsValid() {
 			t.release(d.hop)
 		}

@@ -1,6 +1,5 @@
 // Package fib is the forwarding information base of one interface, as a pure state machine. It knows the next hops
-// of packets from the TUN, which of them the data path has been given, and which routes of ours the kernel should
-// have.
+// of packets from the TUN, which of them the data path has, and which routes of ours the kernel should have.
 //
 // The machine has the driver ask the kernel for each next hop ([nexthop.Ask]), and keeps the answer as a
 // destination. When the kernel reports a change, the machine forgets the answer or asks again. An old answer serves

@@ -286,6 +286,28 @@ func TestPutOff(t *testing.T) {
 	}
 }
 
+// TestPathAlone: who asks for a path without a packet neither waits as a packet nor is a packet dropped.
+func TestPathAlone(t *testing.T) {
+	m, now := fib.New(fib.Options{MaxLookups: 2}), time.Now()
+	ask := func(dst string) []fib.Action {
+		return m.Step(nil, now, fib.Resolve{Flow: rtnl.Flow{Dst: netip.MustParseAddr(dst)}})
+	}
+	asked := ask("10.0.0.2")
+	ask("10.0.0.3")
+	ask("10.0.0.4") // too many questions
+	for range 70 {
+		ask("10.0.0.3") // more than may wait
+	}
+	if n := m.Waiting(); n != 0 {
+		t.Errorf("%d packets wait, want none", n)
+	}
+	m.Step(nil, now, fib.Answered{Lookup: asked[0].(fib.Lookup), Err: errors.New("no kernel")})
+	m.Step(nil, now, fib.Stop{})
+	if n := m.Counters(); n.DropBusy+n.DropWaiting+n.DropNoAnswer+n.DropDown != 0 {
+		t.Errorf("counted as dropped: %+v", n)
+	}
+}
+
 // TestFlushInTime: a rising MTU empties the kernel's cache of path MTUs only while
 // there can be one in it that the kernel heard of from us.
 func TestFlushInTime(t *testing.T) {
