@@ -28,7 +28,7 @@ type Hop struct {
 	Answer rtnl.Answer // the kernel's own choice
 	Bound  bool        // asked for a sender bound to this device; others go by another device, or nowhere
 	Leaves bool        // packets leave by the device; with Bound, those whose sender is bound to it
-	ByDSCP bool        // AskHost: packets of some DSCP go elsewhere
+	ByDSCP bool        // AskHost: packets of some DSCP go elsewhere, or from another source
 }
 
 // An asker asks a kernel until a Lookup fails. It keeps that error, and answers with zero from then on.
@@ -117,7 +117,8 @@ func AskHost(kernel Kernel, link rtnl.Link, a netip.Addr, byDSCP bool) (Hop, err
 	hop := Hop{Addr: a, Answer: answer}
 	for q.TOS = 4; q.TOS != 0 && byDSCP && a.Is4(); q.TOS += 4 { // IPv6 has no such routes
 		other := k.ask(q)
-		hop.ByDSCP = hop.ByDSCP || other.Prefix != answer.Prefix || other.Via != answer.Via || other.OIF != answer.OIF
+		hop.ByDSCP = hop.ByDSCP || other.Prefix != answer.Prefix || other.Via != answer.Via || other.OIF != answer.OIF ||
+			other.Src != answer.Src // the source that the kernel chooses: ours would have that of one of them
 	}
 	return hop, k.err
 }

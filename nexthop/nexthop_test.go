@@ -160,7 +160,8 @@ func TestAskHost(t *testing.T) {
 	for _, tt := range []struct {
 		name   string
 		addr   string
-		tos    uint8 // packets with it use table 200, whose routes lead elsewhere
+		tos    uint8  // packets with it use table 200, whose routes lead elsewhere
+		src    string // set: these lead there too, from that source
 		look   bool
 		oif    int
 		byDSCP bool
@@ -170,13 +171,18 @@ func TestAskHost(t *testing.T) {
 		{name: "link-local", addr: "fe80::2", oif: fibtest.Index},
 		{name: "the same for each DSCP", addr: "10.0.0.2", look: true, oif: fibtest.Index},
 		{name: "another for one DSCP", addr: "10.0.0.2", tos: 0xb8, look: true, oif: fibtest.Index, byDSCP: true},
+		{name: "from another source for one DSCP", addr: "10.0.0.2", tos: 0xb8, src: "10.0.0.9", look: true, oif: fibtest.Index, byDSCP: true},
 		{name: "nobody looks at DSCP", addr: "10.0.0.2", tos: 0xb8, oif: fibtest.Index},
 	} {
 		k := askedKernel()
 		if tt.tos != 0 {
 			k.SetRules(fibtest.Rule{TOS: tt.tos, Table: 200})
-			k.AddRoute(fibtest.Route{Route: rtnl.Route{Dst: netip.MustParsePrefix("10.0.0.0/24"), Type: rtnl.Unicast,
-				Protocol: rtnl.ProtoBoot, Table: 200}, OIF: 3})
+			r := fibtest.Route{Route: rtnl.Route{Dst: netip.MustParsePrefix("10.0.0.0/24"), Type: rtnl.Unicast,
+				Protocol: rtnl.ProtoBoot, Table: 200}, OIF: 3}
+			if tt.src != "" {
+				r.OIF, r.Src = fibtest.Index, netip.MustParseAddr(tt.src)
+			}
+			k.AddRoute(r)
 		}
 		got, err := nexthop.AskHost(k, k.Link, netip.MustParseAddr(tt.addr), tt.look)
 		if err != nil {
