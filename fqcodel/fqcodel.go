@@ -78,9 +78,9 @@ type packet struct {
 type flow struct {
 	owner      *Queue // the queue in which it takes turns; nil if in none
 	hash       uint32 // of its packets; while it has none, of those that codel is about
-	packets    int32
-	next       *flow // the flow behind it in the list
-	head, tail int32 // numbers of its first and last packet, plus one; 0 if none
+	packets    int32  // beside hash, because each idle destination has a flow of its own
+	next       *flow  // the flow behind it in the list
+	head, tail int32  // numbers of its first and last packet, plus one; 0 if none
 	octets     int
 	largest    int // octets of the largest packet since it has had its owner
 	deficit    int
