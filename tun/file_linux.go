@@ -358,7 +358,10 @@ func (t *File) Read(bufs [][]byte, sizes []int) (int, error) {
 	}
 }
 
-// wait returns when there is something to read, or Close was called.
+// waitMax bounds each wait of Read, in milliseconds: ADR 0013 says what a longer one can do to the process.
+const waitMax = 1000
+
+// wait returns when there is something to read, when Close was called, or after waitMax.
 func (t *File) wait() error {
 	t.use.RLock()
 	defer t.use.RUnlock()
@@ -366,7 +369,7 @@ func (t *File) wait() error {
 		return os.ErrClosed
 	}
 	fds := [2]unix.PollFd{{Fd: int32(t.fd), Events: unix.POLLIN}, {Fd: int32(t.ended), Events: unix.POLLIN}}
-	if _, err := unix.Poll(fds[:], -1); err != nil && err != unix.EINTR {
+	if _, err := unix.Poll(fds[:], waitMax); err != nil && err != unix.EINTR {
 		return fmt.Errorf("poll %s: %w", t.name, err)
 	}
 	if fds[0].Revents&(unix.POLLERR|unix.POLLHUP) != 0 && fds[0].Revents&unix.POLLIN == 0 {

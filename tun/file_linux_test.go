@@ -240,6 +240,28 @@ func TestCloseEndsRead(t *testing.T) {
 	}
 }
 
+// A wait ends although there is nothing to read: waitMax says why.
+func TestWaitsEnd(t *testing.T) {
+	f := open(t, Options{})
+	ended := make(chan error, 1)
+	go func() {
+		for range 2 { // what the kernel has to say of its own may be there
+			if err := f.wait(); err != nil {
+				ended <- err
+			}
+		}
+		ended <- nil
+	}()
+	select {
+	case err := <-ended:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(20 * waitMax * time.Millisecond):
+		t.Errorf("two waits for nothing took more than %d ms, want about %d", 20*waitMax, 2*waitMax)
+	}
+}
+
 func TestNoAllocs(t *testing.T) {
 	f := open(t, Options{})
 	c := dial(t)

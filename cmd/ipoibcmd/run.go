@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"io"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -47,7 +46,7 @@ func newRun() *cobra.Command {
 				var stop context.CancelFunc
 				ctx, stop = context.WithCancel(ctx)
 				go func() {
-					io.Copy(io.Discard, os.Stdin)
+					untilEOF(os.Stdin)
 					stop()
 				}()
 			}

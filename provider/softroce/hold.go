@@ -16,9 +16,7 @@ const (
 	// holdMax bounds one wait that holds the P. The runtime ends the wait by a signal
 	// when it needs the P, but the process may have switched these signals off.
 	holdMax = 20 * time.Millisecond
-	// waitMax bounds all other waits. With Go 1.26 a thread that enters a system call just when the
-	// runtime stops the world keeps its P, and the whole process stands still until the call returns, or
-	// for up to a minute: entersyscall looks for that before others can see that it is in the call.
+	// waitMax bounds all other waits: ADR 0013 says what a longer one can do to the process.
 	waitMax = time.Second
 )
 
