@@ -455,6 +455,7 @@ func TestHandOverCrash(t *testing.T) {
 	s, a, b, k := keptPair(t)
 	s.must(a.AddRoute(ifName, "10.77.0.0/16", b.v4.String()))
 	index, link := a.index(ifName), a.link()
+	a.waitRoute(patience, b.v4, maxMTU)
 	a.kill()
 	if n := len(a.hostRoutes()); n == 0 {
 		t.Error("no host routes after the crash, want those that it had made: the test needs some")

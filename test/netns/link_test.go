@@ -71,11 +71,14 @@ func TestThreeHostsOnOneSegment(t *testing.T) {
 		})
 	}
 	a.paired(b, "RC")
-	for _, r := range a.hostRoutes() {
-		if strings.HasPrefix(r, c.v4.String()+" ") || strings.HasPrefix(r, c.v6.String()+" ") {
-			t.Errorf("a still has %q", r)
+	s.eventually(patience, "a has no route to c", func() error {
+		for _, r := range a.hostRoutes() {
+			if strings.HasPrefix(r, c.v4.String()+" ") || strings.HasPrefix(r, c.v6.String()+" ") {
+				return fmt.Errorf("it has %q", r)
+			}
 		}
-	}
+		return nil
+	})
 }
 
 // A peer that has fallen silent does not keep an agent from stopping: it gets a few

@@ -173,7 +173,7 @@ func TestLookersLearnNoIdentifiers(t *testing.T) {
 	for _, dir := range []string{s.dir, filepath.Dir(program)} { // made for us alone
 		s.must(os.Chmod(dir, 0o711))
 	}
-	look := func(uid uint32, args ...string) string {
+	lookFor := func(d time.Duration, uid uint32, args ...string) string {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(s.ctx, patience)
 		defer cancel()
@@ -185,13 +185,20 @@ func TestLookersLearnNoIdentifiers(t *testing.T) {
 		}
 		if args[0] == "monitor" { // it goes on until it is told to stop
 			cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
-			time.AfterFunc(time.Second, cancel)
+			time.AfterFunc(d, cancel)
 		}
 		out, err := cmd.Output()
 		if err != nil && args[0] != "monitor" {
 			t.Errorf("%v: %v", args, err)
 		}
 		return strings.ToLower(string(out))
+	}
+	look := func(uid uint32, args ...string) (seen string) {
+		t.Helper()
+		for d := time.Second; d < patience && !strings.Contains(seen, "{"); d *= 4 {
+			seen = lookFor(d, uid, args...)
+		}
+		return seen
 	}
 	all := 0
 	for _, args := range [][]string{{"status"}, {"show", "conn"}, {"show", "neigh"}, {"show", "routes"},

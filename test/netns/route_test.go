@@ -67,7 +67,7 @@ func TestGatewayRoute(t *testing.T) {
 	}
 	for _, dst := range behind {
 		a.reach(dst)
-		s.eventually(time.Second, "a larger MTU reaches "+dst.String(), func() error {
+		s.eventually(patience, "a larger MTU reaches "+dst.String(), func() error {
 			_, err := a.Ping(lab.Ping{Dst: dst, Size: maxMTU, DF: true, Timeout: 300 * time.Millisecond})
 			return err
 		})

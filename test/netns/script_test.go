@@ -191,6 +191,9 @@ func (r *scripted) change(ts *testscript.TestScript, _ bool, args []string) {
 		ts.Check(h.Unblock())
 	case "down":
 		ts.Check(h.Down(args[1]))
+		if args[1] == ifName {
+			h.waitState("down")
+		}
 	case "up":
 		ts.Check(h.Up(args[1]))
 	default:
