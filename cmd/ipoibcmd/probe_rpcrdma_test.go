@@ -252,7 +252,7 @@ func serveOld(t *testing.T) {
 // A server that does not answer version two is asked in version one in time.
 func TestProbeRPCOldServer(t *testing.T) {
 	serveOld(t)
-	status, text, d := probeRPC(t, "127.0.0.2", "--timeout", "2s", "--count", "1", "--json")
+	status, text, d := probeRPC(t, "127.0.0.2", "--timeout", "20s", "--count", "1", "--json")
 	expect.Equal(t, status, 0, "%s: status", text)
 	expect.Equal(t, d.Agreed, 1, "Agreed")
 	expect.Equal(t, d.Refused, 0, "Refused")

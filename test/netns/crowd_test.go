@@ -309,7 +309,8 @@ func TestIdleAmongMany(t *testing.T) {
 		a.stop()
 		joined = min(joined, a.joins(b, args(a)...))
 	}
-	time.Sleep(5 * time.Second) // its announcements are over
+	time.Sleep(5 * time.Second)
+	a.quiet() // its announcements are over
 	const look = 5 * time.Second
 	before := ticks(t, a.agent.PID())
 	time.Sleep(look)

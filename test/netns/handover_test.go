@@ -131,6 +131,18 @@ func (k *keeper) has() string {
 	return strings.Join(slices.Compact(names), " ")
 }
 
+// hasInterface waits until the interface alone is kept.
+func (k *keeper) hasInterface() {
+	s := k.h.seg
+	s.Helper()
+	s.eventually(patience, "only the interface is kept", func() error {
+		if got := k.has(); got != "tun" {
+			return fmt.Errorf("kept is %q", got)
+		}
+		return nil
+	})
+}
+
 // copies returns what is kept, for a process: the keeper may close its own as soon as that process says so.
 func (k *keeper) copies() (names []string, files []*os.File) {
 	k.mu.Lock()
@@ -359,9 +371,7 @@ func restartsWithGaps(k *keeper, b *host, i int, prog string, index int, link st
 	if len(before) == 1 && after.LocalCommID == before[0].LocalCommID {
 		t.Errorf("restart %d: connection %s is the old one", i, after.LocalCommID)
 	}
-	if got := k.has(); got != "tun" {
-		t.Errorf("restart %d: kept is %q, want the interface alone", i, got)
-	}
+	k.hasInterface()
 	return gaps
 }
 

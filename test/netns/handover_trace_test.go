@@ -102,12 +102,7 @@ func TestHandOverTrace(t *testing.T) {
 	start(1)
 	end("systemctl restart")
 	start(2)
-	s.eventually(patience, "only the interface is kept", func() error {
-		if got := k.has(); got != "tun" {
-			return fmt.Errorf("kept is %q", got)
-		}
-		return nil
-	})
+	k.hasInterface()
 	k.drain()
 	end("systemctl stop")
 	m.add("Note over b: lets go of the interface, which ends with that")

@@ -21,7 +21,7 @@ func TestHandOverPacketsWait(t *testing.T) {
 		var lost atomic.Int32
 		for range requests {
 			wg.Go(func() {
-				if _, err := a.Ping(lab.Ping{Dst: b.v4, Timeout: 5 * time.Second}); err != nil {
+				if _, err := a.Ping(lab.Ping{Dst: b.v4, Timeout: patience}); err != nil {
 					lost.Add(1)
 				}
 			})

@@ -95,17 +95,21 @@ func TestMembersFromEtcd(t *testing.T) {
 func (a *host) showsMembers(b *host) {
 	t := a.seg.T
 	t.Helper()
-	d := a.members()
-	for i, want := range []string{control.MemberSelf, control.MemberHeard, control.MemberHeard} {
-		if got := d.Members[i].State; got != want {
-			t.Errorf("%s is %s, want %s", d.Members[i].ID, got, want)
+	var d control.Members
+	a.seg.eventually(patience, "b and c are heard, and b has its address", func() error { // which it tells later
+		d = a.members()
+		for i, want := range []string{control.MemberSelf, control.MemberHeard, control.MemberHeard} {
+			if got := d.Members[i].State; got != want {
+				return fmt.Errorf("%s is %s, want %s", d.Members[i].ID, got, want)
+			}
 		}
-	}
+		if !slices.Contains(d.Members[1].IPs, b.v4.String()) {
+			return fmt.Errorf("b publishes %v, want %v among them", d.Members[1].IPs, b.v4)
+		}
+		return nil
+	})
 	if got, want := d.Members[1].By, "/ipoibcm/v1/blue/ffff/members/b"; got != want {
 		t.Errorf("b is published by %s, want %s", got, want)
-	}
-	if !slices.Contains(d.Members[1].IPs, b.v4.String()) {
-		t.Errorf("b publishes %v, want %v among them", d.Members[1].IPs, b.v4)
 	}
 	a.seg.alertsKnow(a.metrics(), true)
 	if e := a.explain(b.v4); !strings.Contains(strings.Join(e.Why, "\n"), "b publishes "+b.v4.String()) {

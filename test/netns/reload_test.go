@@ -271,17 +271,7 @@ func TestReloadTuning(t *testing.T) {
 			t.Errorf("offload %s: %+v, want off", name, o)
 		}
 	}
-	// What was under way when they went off may still be counted.
-	s.eventually(patience, "no offload is used for 200 ms of the stream", func() error {
-		used := offloads()
-		time.Sleep(200 * time.Millisecond)
-		for _, name := range live {
-			if now := offloads()[name].Uses; now != used[name].Uses {
-				return fmt.Errorf("offload %s was used %d times", name, now-used[name].Uses)
-			}
-		}
-		return nil
-	})
+	s.unused(offloads, live)
 	if out := a.reload(0); !strings.Contains(out, "says what the daemon has already") {
 		t.Errorf("again: %s", out)
 	}
@@ -308,4 +298,20 @@ func TestReloadTuning(t *testing.T) {
 		stats, _, _ := a.output("show", "stats", "--control", a.path(".sock"))
 		t.Errorf("%d of %d echo requests were lost: %v\n%s", ping.lost, ping.sent, ping.last, stats)
 	}
+}
+
+// unused waits until none of these offloads is used for 200 ms of a stream: what was under way when they went off
+// may still be counted.
+func (s *segment) unused(offloads func() map[string]control.Offload, names []string) {
+	s.Helper()
+	s.eventually(patience, "no offload that is off is used", func() error {
+		used := offloads()
+		time.Sleep(200 * time.Millisecond)
+		for _, name := range names {
+			if now := offloads()[name].Uses; now != used[name].Uses {
+				return fmt.Errorf("offload %s was used %d times", name, now-used[name].Uses)
+			}
+		}
+		return nil
+	})
 }

@@ -38,10 +38,16 @@ func TestGatewayRoute(t *testing.T) {
 	}
 	for i, dst := range behind {
 		// The first packet too large learns the MTU from ICMP, later ones from the kernel.
-		if _, err := a.Ping(lab.Ping{Dst: dst, Size: maxMTU, DF: true}); err == nil {
-			t.Errorf("%d octets passed a connection of 8996", maxMTU)
-		}
-		a.waitRoute(patience, dst, 8996)
+		s.eventually(patience, fmt.Sprintf("the MTU to %s is learnt", dst), func() error {
+			if _, err := a.Ping(lab.Ping{Dst: dst, Size: maxMTU, DF: true, Timeout: pingWithin}); err == nil {
+				t.Errorf("%d octets passed a connection of 8996", maxMTU)
+			}
+			mtu, text, err := a.RouteTo(dst)
+			if err == nil && mtu != 8996 {
+				err = fmt.Errorf("ip route says %q", text)
+			}
+			return err
+		})
 		_, err := a.Ping(lab.Ping{Dst: dst, Size: 8997, DF: true})
 		wantTooBig(t, err)
 		a.ping(dst, 8996, true)
