@@ -48,15 +48,15 @@ func TestOutdatedDests(t *testing.T) {
 	a, b := stillHost(t, w, 1), stillHost(t, w, 2)
 	p := NewPath(1, Target{Kind: ToUD, UD: a.udTo(b)})
 	s := newSender(a.threads[0], a.threads[0].tun.Read)
-	now := nanotime()
-	send := func(what string, pkt []byte, later time.Duration, sent bool, up ...FrameKind) {
+	var begun, ended int64 // of the last change, which notes a time between them
+	send := func(what string, pkt []byte, now int64, sent bool, up ...FrameKind) {
 		t.Helper()
 		before := a.Counters().TxUD
 		a.tun.Send(pkt)
 		if n, err := a.tun.Read(s.fill(), s.sizes); err != nil || n != 1 {
 			t.Fatalf("%s: read %d, %v", what, n, err)
 		}
-		s.batch(1, now+int64(later))
+		s.batch(1, now)
 		a.threads[0].sendWC.drain()
 		b.ud.drain()
 		if got := a.Counters().TxUD != before; got != sent {
@@ -74,35 +74,41 @@ func TestOutdatedDests(t *testing.T) {
 			t.Errorf("%s: frames of kinds %v went up, want %v", what, kinds, up)
 		}
 	}
-	for dst, change := range map[string]func(rtnl.Flow){
+	soon := func() int64 { return begun + int64(900*time.Millisecond) }
+	later := func() int64 { return ended + int64(1100*time.Millisecond) }
+	for dst, f := range map[string]func(rtnl.Flow){
 		"10.9.0.2": func(flow rtnl.Flow) { a.StaleDest(flow) },
 		"10.9.0.3": func(rtnl.Flow) { a.StaleAll() },
 	} {
 		pkt, flow := ip4(dst, 1000, ip.ProtoUDP), rtnl.Flow{Dst: netip.MustParseAddr(dst)}
+		change := func() {
+			a.SetDest(flow, p)
+			begun = nanotime()
+			f(flow)
+			ended = nanotime()
+		}
+		change()
+		send(dst+" soon after a change", pkt, soon(), true, TXStale)
+		send(dst+" asked about", pkt, later(), true)
+		change()
+		send(dst+" later", pkt, later(), false, TXNoRoute)
+		send(dst+" not answered yet", pkt, later(), false, TXNoRoute)
 		a.SetDest(flow, p)
-		change(flow)
-		send(dst+" soon after a change", pkt, 900*time.Millisecond, true, TXStale)
-		send(dst+" asked about", pkt, 2*time.Second, true)
-		a.SetDest(flow, p)
-		change(flow)
-		send(dst+" later", pkt, 1100*time.Millisecond, false, TXNoRoute)
-		send(dst+" not answered yet", pkt, 1200*time.Millisecond, false, TXNoRoute)
-		a.SetDest(flow, p)
-		send(dst+" answered", pkt, 1200*time.Millisecond, true)
-		change(flow)
+		send(dst+" answered", pkt, nanotime(), true)
+		change()
 		ring := a.up
 		a.up = newUpRing(8)
 		for a.up.get(Frame{Kind: TXMiss, Type: encap.IPv4, Data: pkt}) != nil { // all frames are in other hands
 		}
-		send(dst+" later, full ring", pkt, 1200*time.Millisecond, true)
+		send(dst+" later, full ring", pkt, later(), true)
 		a.up = ring
-		send(dst+" later, room in the ring", pkt, 1200*time.Millisecond, false, TXNoRoute)
+		send(dst+" later, room in the ring", pkt, later(), false, TXNoRoute)
 	}
 	group := rtnl.Flow{Dst: netip.MustParseAddr("224.1.2.3")}
 	a.SetDest(group, p)
 	a.StaleAll()
 	a.HoldGroups(true)
-	send("held group", ip4("224.1.2.3", 100, ip.ProtoUDP), 1200*time.Millisecond, true, TXStale)
+	send("held group", ip4("224.1.2.3", 100, ip.ProtoUDP), nanotime()+int64(1200*time.Millisecond), true, TXStale)
 	if got := a.Counters().UpFull; got != 0 {
 		t.Errorf("%d frames dropped, want none", got)
 	}
