@@ -74,7 +74,6 @@ func TestOutdatedDests(t *testing.T) {
 			t.Errorf("%s: frames of kinds %v went up, want %v", what, kinds, up)
 		}
 	}
-	soon := func() int64 { return begun + int64(900*time.Millisecond) }
 	later := func() int64 { return ended + int64(1100*time.Millisecond) }
 	for dst, f := range map[string]func(rtnl.Flow){
 		"10.9.0.2": func(flow rtnl.Flow) { a.StaleDest(flow) },
@@ -88,7 +87,7 @@ func TestOutdatedDests(t *testing.T) {
 			ended = nanotime()
 		}
 		change()
-		send(dst+" soon after a change", pkt, soon(), true, TXStale)
+		send(dst+" soon after a change", pkt, begun+int64(900*time.Millisecond), true, TXStale)
 		send(dst+" asked about", pkt, later(), true)
 		change()
 		send(dst+" later", pkt, later(), false, TXNoRoute)

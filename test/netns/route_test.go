@@ -73,7 +73,7 @@ func TestGatewayRoute(t *testing.T) {
 	}
 	for _, dst := range behind {
 		a.reach(dst)
-		s.eventually(patience, "a larger MTU reaches "+dst.String(), func() error {
+		s.within(time.Second, "a larger MTU reaches "+dst.String(), func() error {
 			_, err := a.Ping(lab.Ping{Dst: dst, Size: maxMTU, DF: true, Timeout: 300 * time.Millisecond})
 			return err
 		})
