@@ -6,10 +6,12 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"ipoibcm/control"
 	"ipoibcm/ib"
 	"ipoibcm/internal/expect"
+	"ipoibcm/internal/lab"
 	"ipoibcm/verbs"
 	"ipoibcm/wire/encap"
 	"ipoibcm/wire/mad"
@@ -231,7 +233,8 @@ func TestNoCMPathInCommon(t *testing.T) {
 	a.counted("drop_inband_off") // what came on the path that is off
 	b.counted("drop_gsi_off")
 	both(b, func(dst netip.Addr) { a.ping(dst, udMTU, true) })
-	s.eventually(patience, "explain names the failure", func() error { // another attempt may be under way
+	s.eventually(patience, "explain names the failure", func() error { // another attempt may be under way, or due
+		a.Ping(lab.Ping{Dst: b.v4, Timeout: time.Second})
 		if out, _ := a.command("explain", b.v4.String(), "--control", a.path(".sock")); !strings.Contains(out,
 			"UD, because the last attempt failed") {
 			return fmt.Errorf("explained as:\n%s", out)
