@@ -6,7 +6,6 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
-	"time"
 
 	"ipoibcm/control"
 	"ipoibcm/ib"
@@ -189,6 +188,7 @@ func TestSilentQP1(t *testing.T) {
 	a.reach(b.v4)
 	var mine control.Conn
 	s.eventually(2*patience, "connected", func() error {
+		a.Ping(lab.Ping{Dst: b.v4, Timeout: pingWithin}) // the next attempt needs a packet
 		cs := a.conns(b)
 		if len(cs) != 1 || cs[0].State != "ESTABLISHED" {
 			return fmt.Errorf("%+v", cs)
@@ -207,6 +207,7 @@ func TestSilentQP1(t *testing.T) {
 	b.run("--mode", "rc", "--cm-transport", "inband")
 	a.reach(b.v4)
 	s.eventually(2*patience, "connected again", func() error {
+		a.Ping(lab.Ping{Dst: b.v4, Timeout: pingWithin})
 		if cs := a.conns(b); len(cs) != 1 || cs[0].State != "ESTABLISHED" || cs[0].CMPath != "inband" {
 			return fmt.Errorf("%+v", cs)
 		}
@@ -234,7 +235,7 @@ func TestNoCMPathInCommon(t *testing.T) {
 	b.counted("drop_gsi_off")
 	both(b, func(dst netip.Addr) { a.ping(dst, udMTU, true) })
 	s.eventually(patience, "explain names the failure", func() error { // another attempt may be under way, or due
-		a.Ping(lab.Ping{Dst: b.v4, Timeout: time.Second})
+		a.Ping(lab.Ping{Dst: b.v4, Timeout: pingWithin})
 		if out, _ := a.command("explain", b.v4.String(), "--control", a.path(".sock")); !strings.Contains(out,
 			"UD, because the last attempt failed") {
 			return fmt.Errorf("explained as:\n%s", out)
