@@ -1,7 +1,6 @@
 package netns
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
 	"net/url"
@@ -249,37 +248,31 @@ func number(t *testing.T, hex string) uint64 {
 }
 
 // TestAskBesideForgedREQs: an agent is asked while others ask it too, 100 a second, in the
-// names of hosts on the link that do not exist. Each of eight who are there is answered.
+// names of hosts on the link that do not exist. Each of sixteen who are there is answered.
 func TestAskBesideForgedREQs(t *testing.T) {
 	parallel(t)
-	const perSecond, askers = 100, 8
+	const perSecond, askers = 100, 16
 	s := newSegment(t, topology{hosts: 3})
 	b, c, x := s.hosts[0], s.hosts[1], s.hosts[2]
 	b.run("--log-level", "info")
 	c.run("--log-level", "info")
-	f := s.forge(x, b, askingREQ, 20*perSecond)
+	f := s.forge(x, b, askingREQ, perSecond/4)
 	gid := b.status().Interface.GID
-	ctx, stop := context.WithCancel(s.ctx)
-	defer stop()
-	var wg sync.WaitGroup
-	wg.Go(func() { _, _ = f.send(ctx, roce.Port, perSecond) })
-	s.eventually(patience, "many forged REQs have come", func() error {
-		if n := b.counter("softroce", "mads_in"); n < 2*perSecond {
-			return fmt.Errorf("%d MADs", n)
-		}
-		return nil
-	})
 	for i := range askers {
+		// Each asker comes beside a quarter of a second of forged REQs. When it is answered, the agent has
+		// read those before it. So no more wait than one burst, however busy the machine is.
+		f.renew()
+		var burst sync.WaitGroup
+		burst.Go(func() { _, _ = f.send(s.ctx, roce.Port, perSecond) })
 		start := time.Now()
 		var p control.PeerPing
 		if err := c.agent.Get(s.ctx, control.PathPeerPing+"?ip="+url.QueryEscape(gid)+"&count=1", &p); err != nil {
 			t.Errorf("asker %d: %v", i, err)
 		}
 		t.Logf("answered after %v", time.Since(start).Round(time.Millisecond))
+		burst.Wait()
 	}
-	stop()
-	wg.Wait()
-	if b.counter("peers", "cm_rx_req") < perSecond {
-		t.Errorf("%d REQs reached the service: this shows nothing", b.counter("peers", "cm_rx_req"))
+	if n := b.counter("peers", "cm_rx_req"); n < 2*perSecond {
+		t.Errorf("%d REQs reached the service: this shows nothing", n)
 	}
 }
