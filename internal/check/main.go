@@ -170,6 +170,12 @@ func (r *run) missing(name, why string) {
 	r.note(name, map[bool]outcome{true: failed, false: skipped}[r.ci], why)
 }
 
+// cannot records that this machine cannot do name, whatever is installed.
+func (r *run) cannot(name, why string) {
+	fmt.Fprintf(r.out, "skip %s: %s\n", name, why)
+	r.note(name, skipped, why)
+}
+
 // A step is a part of a run. What it finds is in the run's results.
 type step struct {
 	name string
