@@ -36,8 +36,10 @@ func base(t *testing.T) string {
 	if err := os.MkdirAll(filepath.Dir(part), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	out, err := exec.CommandContext(t.Context(), "mmdebstrap", "--variant=minbase", "--include="+inMachines, release,
-		part).CombinedOutput()
+	c := exec.CommandContext(t.Context(), "mmdebstrap", "--variant=minbase", "--include="+inMachines, release, part)
+	// It mounts /proc, /sys and more below part. Of a test that is killed nothing stays mounted.
+	c.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	out, err := c.CombinedOutput()
 	if err != nil {
 		missing(t, "mmdebstrap could not make a system: %v\n%s", err, out)
 	}
