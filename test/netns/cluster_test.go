@@ -24,6 +24,7 @@ import (
 	"google.golang.org/grpc"
 
 	"ipoibcm/internal/lab"
+	"ipoibcm/internal/long"
 )
 
 var (
@@ -397,6 +398,9 @@ func (p *pulse) end() time.Duration {
 // does not stop for a fault of etcd, two live hosts reach each other within 5 s of the last fault, and a
 // dead host is on no list after its lease and 2 s.
 func TestCluster(t *testing.T) {
+	if *clusterFor == 0 {
+		long.Only(t)
+	}
 	needRoot(t)
 	needNFT(t)
 	seed := *clusterSeed

@@ -166,10 +166,11 @@ func (s *segment) withoutEtcd(etcd *daemon, run func(h *host, id string)) {
 // What an idle link costs etcd, by etcd's own count: the messages and octets of a host in a minute, with the
 // lease that hosts have by default.
 func TestEtcdTraffic(t *testing.T) {
+	long.Only(t)
 	parallel(t)
 	needEtcd(t)
 	const hosts = 3
-	look := long.Of(10*time.Second, time.Minute)
+	const look = time.Minute
 	s := newSegment(t, topology{hosts: hosts, ipv4: true})
 	a := s.hosts[0]
 	a.etcd()

@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"slices"
@@ -15,21 +16,21 @@ import (
 
 var serviceSoakFor = flag.Duration("servicesoak", 0,
 	"how long TestServiceSoak goes on, with a reload every 10 s and a handover every minute; "+
-		"without it for seconds, or two minutes in the long form")
+		"without it two minutes, in the long form")
 
 // An operator who never rests: the daemon reloads again and again and is handed over now
 // and then, while streams go both ways. No reload ends a connection, every stream arrives
 // as it was sent, and neither the processes nor the manager's store grow.
 func TestServiceSoak(t *testing.T) {
+	if *serviceSoakFor == 0 {
+		long.Only(t)
+	}
 	if raceDetector {
 		t.Skip("the race detector's own memory would be measured: run without it")
 	}
 	parallel(t)
-	d, reloadEvery, handOverEvery := long.Of(6*time.Second, 2*time.Minute),
-		long.Of(500*time.Millisecond, 10*time.Second), long.Of(2*time.Second, time.Minute)
-	if *serviceSoakFor != 0 {
-		d, reloadEvery, handOverEvery = *serviceSoakFor, 10*time.Second, time.Minute
-	}
+	const reloadEvery, handOverEvery = 10 * time.Second, time.Minute
+	d := cmp.Or(*serviceSoakFor, 2*time.Minute)
 	s := newSegment(t, topology{})
 	ctx, cancel := context.WithTimeout(context.Background(), d+10*patience)
 	defer cancel()

@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
@@ -12,20 +13,20 @@ import (
 )
 
 var soakFor = flag.Duration("soak", 0,
-	"how long TestSoak goes on, of load, deaths and restarts; without it for seconds, or a minute in the long form")
+	"how long TestSoak goes on, of load, deaths and restarts; without it a minute, in the long form")
 
 // One agent lives through load, deaths and restarts of its peer, links that go
 // and come, and addresses that are added and removed. In the end it uses what it
 // used after the first round.
 func TestSoak(t *testing.T) {
+	if *soakFor == 0 {
+		long.Only(t)
+	}
 	if raceDetector {
 		t.Skip("the race detector's own memory would be measured: run without it")
 	}
 	parallel(t)
-	d := *soakFor
-	if d == 0 {
-		d = long.Of(5*time.Second, time.Minute)
-	}
+	d := cmp.Or(*soakFor, time.Minute)
 	s := newSegment(t, topology{})
 	ctx, cancel := context.WithTimeout(context.Background(), d+10*patience)
 	defer cancel()

@@ -38,14 +38,12 @@ func need(t *testing.T, programs ...string) {
 	}
 }
 
-// needRoot is need for tests that take root and, where it is not CI that runs them, the long form.
+// needRoot is need for tests that take root and the long form.
 func needRoot(t *testing.T, programs ...string) {
 	t.Helper()
+	long.Only(t)
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
-	}
-	if !ci {
-		long.Only(t)
 	}
 	need(t, programs...)
 }

@@ -17,10 +17,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"ipoibcm/internal/long"
 )
 
 // Two builds of one commit are the same octets, whoever builds where and when.
 func TestReproducible(t *testing.T) {
+	long.Only(t)
 	var first []string
 	for _, format := range []string{"deb", "rpm", "image"} {
 		first = append(first, built(t, format))
@@ -170,6 +173,7 @@ func startsAnywhere(t *testing.T, program string) {
 
 // lintian knows nothing worse of the Debian package than what is meant.
 func TestLintian(t *testing.T) {
+	long.Only(t)
 	need(t, "lintian")
 	path := built(t, "deb")
 	meant := []string{

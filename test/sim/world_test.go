@@ -32,7 +32,7 @@ var seedsFlag = flag.Float64("sim.seeds", 1, "run this many times the usual numb
 // seeds runs body for n seeds, fewer when that would take long, more if asked for.
 func seeds(t *testing.T, n int, body func(w *world)) {
 	t.Helper()
-	share := *seedsFlag * long.Of(0.1, 0.5)
+	share := *seedsFlag * long.Of(0.05, 0.5)
 	if raceDetector {
 		share /= 10
 	}
