@@ -30,6 +30,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -230,7 +231,7 @@ func (r *run) all() {
 		r.note("go list", failed, err.Error())
 		return
 	}
-	g := group(packages)
+	g := group(packages, hasThreads)
 	source := []step{
 		{"gofmt", r.check("gofmt", gofmt)},
 		{"go vet", r.check("go vet", func() error { return r.stream("go", "vet", "./...") })},
@@ -257,8 +258,8 @@ func (r *run) all() {
 	}
 	// Tests run without the race detector too: only then they count allocations and make large runs. As in
 	// the short form, what looks at the clock has the processors before what does not, and nothing fills the
-	// kernel's one table of neighbours beside the tests in network namespaces. Under the race detector the
-	// packages without concurrency run in their short form: there it has nothing to find.
+	// kernel's one table of neighbours beside the tests in network namespaces. Under the race detector, packages
+	// that only their tests run on several goroutines have their short form, and those without any do not run.
 	r.stages([][]step{
 		{{"network namespaces, long form", netns}},
 		append(source,
@@ -290,7 +291,7 @@ var netnsFlags = []string{"-p=1", "-parallel=6"}
 type grouping struct {
 	unit, netns []string
 	// clocked are the packages of unit whose tests send on this machine's network and look at the clock;
-	// pure are the others. Of these, pureThreads are tested with the race detector.
+	// pure are the others. Of these, pureThreads are tested with the race detector: those that start goroutines.
 	clocked, pure, pureThreads []string
 	// concurrent are the packages of unit whose code runs on several goroutines or threads,
 	// see [concurrentPackages]. Every run tests them with the race detector too, only the long
@@ -321,8 +322,23 @@ var oneGoroutine = []string{"test/sim"}
 // nor another architecture changes what they see. They take minutes each time.
 var fromSource = []string{"test/packaging", "test/arch", "internal/mutants"}
 
-// group sorts the packages of the tree.
-func group(packages []string) (g grouping) {
+// startsGoroutines matches what a package or its tests have that run on more than one goroutine.
+var startsGoroutines = regexp.MustCompile(`\bgo (func\b|[\w.]+\()|\.Go\(|\.Parallel\(|\bAfterFunc\(|\batomic\.|"sync"`)
+
+// hasThreads reports whether a directory has source that startsGoroutines matches. It reports true if the source
+// cannot be read.
+func hasThreads(dir string) bool {
+	files, _ := filepath.Glob(filepath.Join(dir, "*.go"))
+	for _, f := range files {
+		if b, err := os.ReadFile(f); err != nil || startsGoroutines.Match(b) {
+			return true
+		}
+	}
+	return len(files) == 0
+}
+
+// group sorts the packages of the tree. threads reports whether those in a directory start goroutines.
+func group(packages []string, threads func(dir string) bool) (g grouping) {
 	for _, p := range packages {
 		dir := strings.TrimPrefix(p, "ipoibcm/")
 		switch {
@@ -337,7 +353,7 @@ func group(packages []string) (g grouping) {
 			g.clocked = append(g.clocked, p)
 		default:
 			g.pure = append(g.pure, p)
-			if !slices.Contains(oneGoroutine, dir) && !slices.Contains(fromSource, dir) {
+			if threads(dir) && !slices.Contains(oneGoroutine, dir) && !slices.Contains(fromSource, dir) {
 				g.pureThreads = append(g.pureThreads, p)
 			}
 		}
