@@ -253,8 +253,8 @@ func TestGroup(t *testing.T) {
 	if want := []string{"ipoibcm/test/sim", "ipoibcm/test/arch", "ipoibcm/agent", "ipoibcm/cm", "ipoibcm/counters"}; !slices.Equal(g.unit, want) {
 		t.Errorf("unit %v, want %v", g.unit, want)
 	}
-	if want := []string{"ipoibcm/agent"}; !slices.Equal(g.concurrent, want) || !slices.Equal(g.clocked, want) {
-		t.Errorf("concurrent %v, clocked %v, want %v", g.concurrent, g.clocked, want)
+	if want := []string{"ipoibcm/agent"}; !slices.Equal(g.clocked, want) {
+		t.Errorf("clocked %v, want %v", g.clocked, want)
 	}
 	if want := []string{"ipoibcm/test/sim", "ipoibcm/test/arch", "ipoibcm/cm", "ipoibcm/counters"}; !slices.Equal(g.pure, want) {
 		t.Errorf("pure %v, want %v", g.pure, want)
@@ -266,7 +266,7 @@ func TestGroup(t *testing.T) {
 		t.Errorf("netns %v, want %v", g.netns, want)
 	}
 	// The names are those of packages that there are.
-	for _, dir := range slices.Concat(slowest, concurrentPackages, networkPackages, oneGoroutine, fromSource) {
+	for _, dir := range slices.Concat(slowest, clockedPackages, oneGoroutine, fromSource) {
 		if _, err := os.Stat(filepath.Join("..", "..", dir)); err != nil {
 			t.Error(err)
 		}

@@ -6,7 +6,7 @@
 //
 //	go run ./internal/check                # the short form, for people: minutes
 //	go run ./internal/check -long          # the long form of every test, and what is concurrent under the race detector
-//	go run ./internal/check -only race     # steps whose name contains "race"
+//	go run ./internal/check -long -only race  # steps whose name contains "race"
 //	go run ./internal/check -fuzz 10s      # every fuzz target, for 10 s each
 //	go run ./internal/check -interop       # the tests with virtual machines, and no others; with -long in their long form
 //
@@ -252,7 +252,6 @@ func (r *run) all() {
 				step{"tests without a clock", func() { r.testAt(place{behind: true}, g.pure) }}),
 		}, [][]step{
 			{{"tests", func() { r.test(g.clocked, oneMore) }}},
-			{{"race detector", r.race(place{behind: true}, g.concurrent)}},
 		})
 		return
 	}
@@ -293,10 +292,6 @@ type grouping struct {
 	// clocked are the packages of unit whose tests send on this machine's network and look at the clock;
 	// pure are the others. Of these, pureThreads are tested with the race detector: those that start goroutines.
 	clocked, pure, pureThreads []string
-	// concurrent are the packages of unit whose code runs on several goroutines or threads,
-	// see [concurrentPackages]. Every run tests them with the race detector too, only the long
-	// form the others.
-	concurrent []string
 }
 
 // slowest are the packages that take longest. They therefore begin first. The first, the third and so on
@@ -307,12 +302,11 @@ var slowest = []string{"test/packaging", "test/explore", "test/cni", "test/sim",
 // oneMore makes go test run one package more than there are processors, because some packages wait.
 var oneMore = fmt.Sprintf("-p=%d", runtime.GOMAXPROCS(0)+1)
 
-var concurrentPackages = []string{"agent", "datapath", "hostnet", "provider/softiwarp", "provider/softroce",
-	"rdmacm", "rpcrdma/transport", "tun", "verbs/events", "verbs/regions"}
-
-// networkPackages are those outside concurrentPackages whose tests send on this machine's network.
-var networkPackages = []string{"cmd/ipoibcmd", "internal/simfabric", "membership/etcd", "membership/source", "mpa/sctp",
-	"test/cni", "test/subnet"}
+// clockedPackages are those whose tests send on this machine's network, or run on several threads, and look at the
+// clock.
+var clockedPackages = []string{"agent", "cmd/ipoibcmd", "datapath", "hostnet", "internal/simfabric", "membership/etcd",
+	"membership/source", "mpa/sctp", "provider/softiwarp", "provider/softroce", "rdmacm", "rpcrdma/transport", "test/cni",
+	"test/subnet", "tun", "verbs/events", "verbs/regions"}
 
 // oneGoroutine are packages whose tests run each world on one goroutine, so that the race detector finds
 // nothing. With it they take five minutes.
@@ -347,9 +341,7 @@ func group(packages []string, threads func(dir string) bool) (g grouping) {
 		case dir == "test/netns":
 			g.netns = append(g.netns, p)
 			continue
-		case slices.Contains(concurrentPackages, dir):
-			g.concurrent, g.clocked = append(g.concurrent, p), append(g.clocked, p)
-		case slices.Contains(networkPackages, dir):
+		case slices.Contains(clockedPackages, dir):
 			g.clocked = append(g.clocked, p)
 		default:
 			g.pure = append(g.pure, p)
@@ -365,7 +357,7 @@ func group(packages []string, threads func(dir string) bool) (g grouping) {
 		}
 		return len(slowest)
 	}
-	for _, list := range [][]string{g.unit, g.clocked, g.pure, g.pureThreads, g.concurrent} {
+	for _, list := range [][]string{g.unit, g.clocked, g.pure, g.pureThreads} {
 		slices.SortStableFunc(list, func(a, b string) int { return place(a) - place(b) })
 	}
 	return g
