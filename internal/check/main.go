@@ -6,7 +6,7 @@
 //
 //	go run ./internal/check                # the short form, for people: minutes
 //	go run ./internal/check -long          # the long form of every test, and what is concurrent under the race detector
-//	go run ./internal/check -long -only race  # steps whose name contains "race"
+//	go run ./internal/check -only vet      # steps whose name contains "vet"
 //	go run ./internal/check -fuzz 10s      # every fuzz target, for 10 s each
 //	go run ./internal/check -interop       # the tests with virtual machines, and no others; with -long in their long form
 //
