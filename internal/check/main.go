@@ -246,12 +246,13 @@ func (r *run) all() {
 		// Tests that look at the clock have the processors before tests that do not. The tests in network
 		// namespaces run beside no others that fill the kernel's one table of neighbours.
 		r.stages([][]step{
-			{{"network namespaces", netns}},
+			{
+				{"network namespaces", netns},
+				{"tests", func() { r.test(g.clocked, oneMore) }},
+			},
 			append(source,
 				step{"go vet for " + narrow, r.check("go vet for "+narrow, r.vetNarrow)},
 				step{"tests without a clock", func() { r.testAt(place{behind: true}, g.pure) }}),
-		}, [][]step{
-			{{"tests", func() { r.test(g.clocked, oneMore) }}},
 		})
 		return
 	}
@@ -260,18 +261,18 @@ func (r *run) all() {
 	// kernel's one table of neighbours beside the tests in network namespaces. Under the race detector, packages
 	// that only their tests run on several goroutines have their short form, and those without any do not run.
 	r.stages([][]step{
-		{{"network namespaces, long form", netns}},
+		{
+			{"network namespaces, long form", netns},
+			{"tests, long form", func() { r.test(g.clocked, oneMore) }},
+			// The agents too are built with the race detector. What makes these tests long is many peers and
+			// rates, with which it takes very long and sees no more code.
+			{"network namespaces with the race detector", r.race(place{env: shortForm.env}, g.netns, netnsFlags...)},
+		},
 		append(source,
 			step{"architectures: vet and build", r.vetAll},
-			step{"tests without a clock, long form", func() { r.testAt(place{behind: true}, g.pure) }}),
-	}, [][]step{
-		{{"tests, long form", func() { r.test(g.clocked, oneMore) }}},
-		{{"architectures: tests in emulation", r.testEmulated}},
-	}, [][]step{
-		// The agents too are built with the race detector. What makes these tests long is many peers and
-		// rates, with which it takes very long and sees no more code.
-		{{"network namespaces with the race detector", r.race(place{env: shortForm.env}, g.netns, netnsFlags...)}},
-		{{"tests without a clock with the race detector", r.race(shortForm, g.pureThreads)}},
+			step{"tests without a clock, long form", func() { r.testAt(place{behind: true}, g.pure) }},
+			step{"architectures: tests in emulation", r.testEmulated},
+			step{"tests without a clock with the race detector", r.race(shortForm, g.pureThreads)}),
 	}, [][]step{
 		{
 			{"tests with the race detector, long form", r.race(place{}, g.clocked)},
