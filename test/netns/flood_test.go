@@ -89,9 +89,12 @@ func (r *flooded) disturbed() bool { return r.verdict().rounds < len(r.rounds) }
 // that is new connects meanwhile, existing traffic keeps its rate, and what the
 // agent holds stays within its caps. The control is the same packets at the same
 // rate to a port of the same host that nobody reads: they cost the machine, but
-// not the agent. The short form has one flood of each kind, whose rates are not
+// not the agent. The long form has one flood of each kind, whose rates are not
 // looked at; make flood takes longer over it; docs/floods.md has its table.
 func TestFlood(t *testing.T) {
+	if *floodFor == 0 {
+		long.Only(t)
+	}
 	needRoot(t) // and the machine: not parallel
 	kinds := []forgery{forgedARP, forgedND, forgedREQ, forgedData}
 	if *floodFor > 0 {

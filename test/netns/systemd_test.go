@@ -244,7 +244,12 @@ func (c *container) journal(text string) (found []map[string]any) {
 // starts it again after a crash and when the watchdog starves, and stops it.
 func TestSystemd(t *testing.T) {
 	for version, kind := range map[int]string{1: "tmpfs", 2: "cgroup2fs"} {
-		t.Run(fmt.Sprintf("cgroup v%d", version), func(t *testing.T) { underSystemd(t, version, kind) })
+		t.Run(fmt.Sprintf("cgroup v%d", version), func(t *testing.T) {
+			if version == 1 {
+				long.Only(t)
+			}
+			underSystemd(t, version, kind)
+		})
 	}
 }
 
