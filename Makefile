@@ -35,7 +35,7 @@ packages: ## deb, rpm and container image into bin/packages, with the same octet
 demo: build ## the whole product at work between two namespaces; as root
 	bin/ipoibcmd demo
 
-test: ## for everybody, minutes: format, vet, staticcheck, requirement rows, the tests in their short form; as root, or it skips most
+test: ## for everybody, minutes: format, vet, staticcheck, requirement rows, the tests in their short form; as root, or those that need namespaces are skipped
 	$(GO) run ./internal/check -summary .cache/summary.txt
 
 test-long: ## the long form: more seeds, larger bounds, what is concurrent under the race detector too, other architectures, a tenth of the mutants

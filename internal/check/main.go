@@ -167,8 +167,10 @@ func (r *run) note(name string, o outcome, why string) {
 
 // missing records that name, a tool or what needs it, is not available. With CI=true that is a failure.
 func (r *run) missing(name, why string) {
-	fmt.Fprintf(r.out, "skip %s: %s\n", name, why)
-	r.note(name, map[bool]outcome{true: failed, false: skipped}[r.ci], why)
+	r.cannot(name, why)
+	if r.ci {
+		r.note(name, failed, why)
+	}
 }
 
 // cannot records that this machine cannot do name, whatever is installed.
@@ -258,8 +260,9 @@ func (r *run) all() {
 	}
 	// Tests run without the race detector too: only then they count allocations and make large runs. As in
 	// the short form, what looks at the clock has the processors before what does not, and nothing fills the
-	// kernel's one table of neighbours beside the tests in network namespaces. Under the race detector, packages
-	// that only their tests run on several goroutines have their short form, and those without any do not run.
+	// kernel's one table of neighbours beside the tests in network namespaces. Under the race detector,
+	// packages without a clock have their short form, and those without goroutines, where it has nothing to find, do
+	// not run.
 	r.stages([][]step{
 		{
 			{"network namespaces, long form", netns},

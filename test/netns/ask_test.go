@@ -259,8 +259,8 @@ func TestAskBesideForgedREQs(t *testing.T) {
 	f := s.forge(x, b, askingREQ, perSecond/4)
 	gid := b.status().Interface.GID
 	for i := range askers {
-		// Each asker comes beside a quarter of a second of forged REQs. When it is answered, the agent has
-		// read those before it. So no more wait than one burst, however busy the machine is.
+		// Each asker comes beside a quarter of a second of forged REQs. The agent answers it after those that came
+		// before. So on a machine too busy for 100 a second one burst waits, and not all that were ever sent.
 		f.renew()
 		var burst sync.WaitGroup
 		burst.Go(func() { _, _ = f.send(s.ctx, roce.Port, perSecond) })
