@@ -24,7 +24,6 @@ import (
 	"google.golang.org/grpc"
 
 	"ipoibcm/internal/lab"
-	"ipoibcm/internal/long"
 )
 
 var (
@@ -399,7 +398,7 @@ func (p *pulse) end() time.Duration {
 // dead host is on no list after its lease and 2 s.
 func TestCluster(t *testing.T) {
 	if *clusterFor == 0 {
-		long.Only(t)
+		longOrRace(t)
 	}
 	needRoot(t)
 	needNFT(t)

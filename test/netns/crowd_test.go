@@ -301,7 +301,7 @@ func (h *host) joins(p *host, args ...string) time.Duration {
 // An agent among a thousand members that says nothing to anybody: memory and processor time, and how soon
 // after its start it reaches a member.
 func TestIdleAmongMany(t *testing.T) {
-	long.Only(t)
+	longOrRace(t)
 	parallel(t)
 	s, args := crowd(t, 1000, " ip=10.0.0.2")
 	a, b := s.hosts[0], s.hosts[1]

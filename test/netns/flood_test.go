@@ -93,7 +93,7 @@ func (r *flooded) disturbed() bool { return r.verdict().rounds < len(r.rounds) }
 // looked at; make flood takes longer over it; docs/floods.md has its table.
 func TestFlood(t *testing.T) {
 	if *floodFor == 0 {
-		long.Only(t)
+		longOrRace(t)
 	}
 	needRoot(t) // and the machine: not parallel
 	kinds := []forgery{forgedARP, forgedND, forgedREQ, forgedData}

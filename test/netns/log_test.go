@@ -13,7 +13,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"ipoibcm/internal/lab"
-	"ipoibcm/internal/long"
 )
 
 // runLoggingTo starts the host's agent with its log going to f.
@@ -100,7 +99,7 @@ func TestLogReaderStalls(t *testing.T) {
 // TestFloodedLog sends forged ARP at a rate that no administrator would notice. The
 // log grows by a line now and then, which says how many were left out.
 func TestFloodedLog(t *testing.T) {
-	long.Only(t)
+	longOrRace(t)
 	parallel(t)
 	const (
 		rate         = 1000

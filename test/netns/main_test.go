@@ -16,6 +16,7 @@ import (
 	"testing"
 
 	"ipoibcm/internal/lab"
+	"ipoibcm/internal/long"
 )
 
 // program is the ipoibcmd binary under test, built by TestMain.
@@ -31,6 +32,15 @@ func TestMain(m *testing.M) {
 	}
 	flag.Parse()
 	os.Exit(testMain(m))
+}
+
+// longOrRace skips a test that has no short form, but not under the race detector: make test-long has it run the
+// tests of this package in their short form only.
+func longOrRace(t *testing.T) {
+	t.Helper()
+	if !raceDetector {
+		long.Only(t)
+	}
 }
 
 func testMain(m *testing.M) int {
